@@ -145,6 +145,46 @@ def test_an_open_door_beyond_loopback_is_refused_unless_asked_for() -> None:
     assert load(None, {}, {"admin.host": "0.0.0.0", "admin.enabled": False}).admin.host == "0.0.0.0"
 
 
+def test_the_error_says_that_the_configuration_and_not_the_table_turns_the_gate_on_beyond_loopback() -> None:
+    with pytest.raises(ConfigError, match=r"set access\.mode = .enforce.*'babelbus access enable' .* does not count"):
+        load(None, {}, {"zbus.host": "0.0.0.0"})
+
+
+@pytest.mark.parametrize(
+    ("section", "more", "secrets"),
+    [
+        ("admin", {}, "passwords and tokens"),
+        ("eventmesh", {}, "passwords and tokens"),
+        ("worterbuch", {"worterbuch.auth_key_file": "key"}, "tokens"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["off", "enforce"])
+def test_passwords_and_tokens_do_not_cross_the_network_in_plain_text_unless_asked_for(
+    section: str, more: dict[str, object], secrets: str, mode: str
+) -> None:
+    flags: dict[str, object] = {f"{section}.host": "0.0.0.0", "access.mode": mode, **more}
+    if mode == "off" and section != "worterbuch":
+        with pytest.raises(ConfigError, match=r'set access\.mode = "enforce"'):
+            load(None, {}, flags | {"server.plain_text": True})
+        return
+    text = (
+        rf"{section}\.host = '0\.0\.0\.0' \(from the command line\) .*the {secrets} of clients; set tls\.cert_file and "
+    )
+    with pytest.raises(ConfigError, match=text + r"tls\.key_file; or server\.plain_text = true"):
+        load(None, {}, flags)
+    tls: dict[str, object] = {"tls.cert_file": "c", "tls.key_file": "k"}
+    with pytest.raises(ConfigError, match=rf"{text}tls\.key_file, and no {section}\.tls;"):
+        load(None, {}, flags | tls | {f"{section}.tls": False})
+    for way in (tls, {"server.plain_text": True}, {"server.insecure": True}):
+        load(None, {}, flags | way)
+
+
+def test_what_is_signed_or_encrypted_by_itself_needs_no_tls_beyond_loopback() -> None:
+    for section in ("jebp", "zbus"):
+        load(None, {}, {f"{section}.host": "0.0.0.0", "access.mode": "enforce"})
+    load(None, {}, {"worterbuch.host": "0.0.0.0", "access.mode": "enforce"})  # no key, so there are no tokens
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("", False), ("127.example", False)],

@@ -202,6 +202,10 @@ class Listening(Protocol):
     def exposure(self) -> str | None:
         """How strangers get in who reach a listener; `None` if each client proves who it is."""
 
+    @property
+    def sent_secrets(self) -> str | None:
+        """The secrets of clients that others on the way can read if the listener does not speak TLS."""
+
 
 class TlsSettings(msgspec.Struct, frozen=True):
     """The certificate of all TCP listeners (docs/operations.md, "TLS"); jebp has an encryption of its own."""
@@ -280,6 +284,11 @@ class JebpSettings(msgspec.Struct, frozen=True):
     def exposure(self) -> str | None:
         """How strangers get in: an eavesdropper can replay a bare certificate."""
         return "with bare certificates" if self.bare_certificates else None
+
+    @property
+    def sent_secrets(self) -> None:
+        """The secrets of clients on the way: jebp encrypts by itself."""
+        return
 
 
 class SbusSettings(msgspec.Struct, frozen=True):
@@ -447,6 +456,11 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
             return "without worterbuch.auth_key_file"
         return None
 
+    @property
+    def sent_secrets(self) -> str | None:
+        """The secrets of clients on the way."""
+        return None if self.auth_key_file is None and self.auth_key_set is None else "tokens"
+
 
 class ZbusSettings(msgspec.Struct, frozen=True):
     """The zbus listeners (docs/protocols/zbus.md)."""
@@ -536,6 +550,11 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         """How strangers get in: without a file of keys, everybody may do everything."""
         return "without zbus.auth_file" if self.auth_file is None else None
 
+    @property
+    def sent_secrets(self) -> None:
+        """The secrets of clients on the way: messages are signed."""
+        return
+
 
 class EventmeshSettings(msgspec.Struct, frozen=True):
     """The EventMesh listener (docs/protocols/eventmesh.md)."""
@@ -609,6 +628,11 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
         """How strangers get in: nobody proves who it is."""
         return "without access control"
 
+    @property
+    def sent_secrets(self) -> str:
+        """The secrets of clients on the way."""
+        return "passwords and tokens"
+
 
 class AdminSettings(msgspec.Struct, frozen=True):
     """The administration endpoint: metrics, health and the API of the command line."""
@@ -616,7 +640,7 @@ class AdminSettings(msgspec.Struct, frozen=True):
     enabled: Annotated[bool, of("whether the endpoint is there; the command line needs it")] = True
     host: Annotated[
         str,
-        of("address to listen on; beyond loopback only with server.insecure or required client certificates"),
+        of("address to listen on; beyond loopback it needs TLS, and access.mode = enforce or certificates of clients"),
     ] = "127.0.0.1"
     port: Annotated[int, of("TCP port; 0 lets the system choose", "port", ge=0, le=65535)] = 8600
 
@@ -634,6 +658,11 @@ class AdminSettings(msgspec.Struct, frozen=True):
     def exposure(self) -> str | None:
         """How strangers get in: the metrics need no token; without TLS, the token of the API is sent unencrypted."""
         return "with metrics that need no token, and over plain HTTP if there is no TLS"
+
+    @property
+    def sent_secrets(self) -> str:
+        """The secrets of clients on the way."""
+        return "passwords and tokens"
 
 
 class AccessSettings(msgspec.Struct, frozen=True):
@@ -682,6 +711,11 @@ class ServerSettings(msgspec.Struct, frozen=True):
     """Settings of all protocols."""
 
     insecure: Annotated[bool, of("allow to listen beyond loopback where nothing controls access")] = False
+    plain_text: Annotated[
+        bool,
+        of("allow to listen beyond loopback without TLS where clients send passwords or tokens, which others on the "
+           "way can read then: for a proxy in front that speaks TLS"),
+    ] = False  # fmt: skip
     host_names: (
         Annotated[
             str,
@@ -859,22 +893,32 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
     enforced = config.access.mode == "enforce"
     for name in config.__struct_fields__:
         section = getattr(config, name)
-        if not isinstance(section, Listening) or not section.enabled or section.exposure is None:
+        if not isinstance(section, Listening) or not section.enabled or is_loopback(section.host):
             continue
-        if config.tls.client_certificates == "required" and speaks_tls(section, config.tls):
-            continue  # each client proves who it is
-        if enforced and not getattr(section, "bare_certificates", False):
-            continue  # the table says what strangers may do; a bare certificate is a proof that others can repeat
-        if not is_loopback(section.host):
-            key = f"{name}.host"
-            source = values[key].source if key in values else "the default"
+        has_tls = speaks_tls(section, config.tls)
+        place = f"{name}.host = {section.host!r} (from {_source_of(f'{name}.host', values)})"
+        # The table says what strangers may do; but a bare certificate is a proof that others can repeat.
+        is_guarded = enforced and not getattr(section, "bare_certificates", False)
+        is_guarded |= config.tls.client_certificates == "required" and has_tls  # each client proves who it is
+        if section.exposure is not None and not is_guarded:
             advice = (
                 f"turn {name}.bare_certificates off"
                 if enforced
-                else 'set access.mode = "enforce", so that principals do what the table grants'
+                else 'set access.mode = "enforce", so that principals do what the table grants (a gate that only '
+                "'babelbus access enable' turned on does not count: it can be turned off while the server listens)"
             )
             raise ConfigError(
-                f"{key} = {section.host!r} (from {source}) would be reachable from other machines {section.exposure}; "
-                f"{advice}; or server.insecure = true "
-                f"if a firewall or proxy protects it"
+                f"{place} would be reachable from other machines {section.exposure}; {advice}; "
+                f"or server.insecure = true if a firewall or proxy protects it"
             )
+        if section.sent_secrets is not None and not has_tls and not config.server.plain_text:
+            has_choice = getattr(section, "tls", None)
+            raise ConfigError(
+                f"{place} has no TLS, so others on the way could read the {section.sent_secrets} of clients; set "
+                f"tls.cert_file and tls.key_file{'' if has_choice is None else f', and no {name}.tls'}; "
+                f"or server.plain_text = true if a proxy in front speaks TLS"
+            )
+
+
+def _source_of(key: str, values: Mapping[str, settings.Value]) -> str:
+    return values[key].source if key in values else "the default"

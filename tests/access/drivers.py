@@ -39,11 +39,14 @@ from babelbus.spark.sink import Target, check_targets, commit, stage
 from babelbus.spark.sink_options import parse_sink
 from babelbus.wire.websocket import encode_texts
 from tests.access.house import END, VALUE, House, Proof
+from tests.protocols.eventmesh.test_grpc import Events as MeshCloudEvents
 from tests.protocols.eventmesh.test_grpc import Legacy
+from tests.protocols.eventmesh.test_http import Hook
 from tests.protocols.eventmesh.test_http import ask as ask_mesh
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import AGENT, MeshClient
 from tests.support.signing import sign_frame, sign_request
+from tests.support.web import Events
 from tests.support.zbus import HttpClient, SocketClient
 
 VERBS = {
@@ -66,6 +69,10 @@ class Driver(ABC):
     service: ClassVar[str]
     """Name in the registry of services, or another door."""
     name: ClassVar[str]
+    listener: ClassVar[str]
+    """Name of the listener; that of the driver unless another is given."""
+    way: ClassVar[str] = ""
+    """The way of a listener that has several: `websocket`, or a package of gRPC."""
     lacks: ClassVar[dict[str, str]]
     """Verbs that the door has not, and why."""
     also: ClassVar[dict[str, str]] = {}
@@ -76,6 +83,9 @@ class Driver(ABC):
     """What the client raises when a proof is refused as it connects; the other doors ask with each message."""
     wildcards: ClassVar[bool] = True
     """Whether subscriptions may be to patterns."""
+
+    def __init_subclass__(cls) -> None:
+        cls.listener = cls.__dict__.get("listener", cls.name)
 
     def __init__(self, house: House, proof: Proof) -> None:
         self.house = house
@@ -93,8 +103,9 @@ class Driver(ABC):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def address(self, listener: str) -> str:
-        return self.house.server.addresses[listener]
+    @property
+    def address(self) -> str:
+        return self.house.server.addresses[self.listener]
 
     @abstractmethod
     def connect(self) -> None:
@@ -172,7 +183,7 @@ class Jebp(Driver):
     }
 
     def connect(self) -> None:
-        client = JebpClient(self.address("jebp"), identity=self.proof.identity, reconnect=False)
+        client = JebpClient(self.address, identity=self.proof.identity, reconnect=False)
         self.client = self._stack.enter_context(contextlib.closing(client))
         self._stack.callback(self.client.close)
         self.client.__enter__()
@@ -219,7 +230,7 @@ class Sbus(Driver):
     }
 
     def connect(self) -> None:
-        client = SbusClient(self.address("sbus"), timeout_seconds=SAFETY_NET_SECONDS)
+        client = SbusClient(self.address, timeout_seconds=SAFETY_NET_SECONDS)
         self.client = self._stack.enter_context(client)
         self.client.whoami()
 
@@ -253,6 +264,7 @@ class Sbus(Driver):
 
 class Tree(Driver):
     service, name = "worterbuch", "worterbuch-tcp"
+    scheme: ClassVar = "tcp"
     refusals = (UnauthorizedError,)
     lacks: ClassVar = {
         "request": NO_REQUESTS,
@@ -263,7 +275,7 @@ class Tree(Driver):
     }
 
     def connect(self) -> None:
-        client = TreeClient(f"tcp://{self.address('worterbuch-tcp')}", token=self.proof.jwt)
+        client = TreeClient(f"{self.scheme}://{self.address}", token=self.proof.jwt)
         self.client = self._stack.enter_context(client)
 
     def is_cut(self) -> bool:
@@ -305,15 +317,49 @@ class Tree(Driver):
         return self._do(lambda: self.client.set(subject, json.loads(value)))
 
 
+class TreeSocket(Tree):
+    name, listener, way = "worterbuch-websocket", "worterbuch", "websocket"
+    scheme: ClassVar = "ws"
+
+
+class TreeUnix(Tree):
+    name = "worterbuch-unix"
+    scheme: ClassVar = "unix"
+
+
 class TreeRest(Driver):
-    service, name = "worterbuch", "worterbuch-http"
-    lacks: ClassVar = {**Tree.lacks, "subscribe": "server-sent events have one subscription each: over TCP it is asked"}
+    """REST, and server-sent events."""
+
+    service, name, listener = "worterbuch", "worterbuch-http", "worterbuch"
+    lacks: ClassVar = Tree.lacks
 
     def connect(self) -> None:
-        self.client = self._stack.enter_context(HttpClient(self.address("worterbuch")))
+        self.client = self._stack.enter_context(HttpClient(self.address))
 
     def is_cut(self) -> bool:
         return self.ask("GET", "get", END) in (0, 401, 403)
+
+    def _listen(self, path: str) -> Events:
+        """Begin server-sent events, and give their response."""
+        headers = {"authorization": f"Bearer {self.proof.jwt}"}
+        return self._stack.enter_context(Events(self.house, f"/api/v1/{path}?liveOnly", **headers))
+
+    def subscribe(self, subject: str, *, below: bool = False) -> bool:
+        path = f"psubscribe/{subject}/%23" if below else f"subscribe/{subject}"
+        if self._listen(path).response.status != 200:
+            return False
+        # Two streams have no order between them: one stream has both, and all else that is granted.
+        self._events, self._wanted = self._listen("psubscribe/%23"), subject
+        return True
+
+    def hear(self) -> list[str]:
+        heard: list[str] = []
+        while True:
+            (pair,) = self._events.next()["keyValuePairs"]
+            if pair["key"] == END:
+                return heard
+            if pair["key"].startswith(self._wanted):
+                heard.append(pair["key"])
 
     def ask(self, method: str, word: str, key: str, body: bytes = b"") -> int:
         headers = {"authorization": f"Bearer {self.proof.jwt}", "content-type": "application/json"}
@@ -333,7 +379,7 @@ class TreeRest(Driver):
 
 
 class ZbusSocket(Driver):
-    service, name = "zbus", "zbus-websocket"
+    service, name, listener, way = "zbus", "zbus-websocket", "zbus", "websocket"
     instead: ClassVar = {"respond": "consume"}
     lacks: ClassVar = {
         "request": "a url cannot name a subject of several elements here; over HTTP it is asked",
@@ -344,7 +390,7 @@ class ZbusSocket(Driver):
     }
 
     def connect(self) -> None:
-        self.client = self._stack.enter_context(SocketClient(self.address("zbus")))
+        self.client = self._stack.enter_context(SocketClient(self.address))
 
     def is_cut(self) -> bool:
         return self.ask("query", mq="walk/a").get("status") != 200
@@ -397,7 +443,7 @@ class ZbusSocket(Driver):
 
 
 class ZbusHttp(Driver):
-    service, name = "zbus", "zbus-http"
+    service, name, listener = "zbus", "zbus-http", "zbus"
     lacks: ClassVar = {
         "subscribe": "over HTTP nothing is pushed",
         "respond": "over HTTP nothing is pushed",
@@ -407,7 +453,7 @@ class ZbusHttp(Driver):
     }
 
     def connect(self) -> None:
-        self.client = self._stack.enter_context(HttpClient(self.address("zbus")))
+        self.client = self._stack.enter_context(HttpClient(self.address))
 
     def is_cut(self) -> bool:
         return self.ask("query", mq="walk/a") != 200
@@ -440,6 +486,16 @@ class ZbusHttp(Driver):
         return self.ask("create", mq=subject) == 200
 
 
+class ZbusMonitorSocket(ZbusSocket):
+    name, listener = "zbus-monitor-websocket", "zbus-monitor"
+    also: ClassVar = dict.fromkeys(VERBS, "admin")
+
+
+class ZbusMonitor(ZbusHttp):
+    name = listener = "zbus-monitor"
+    also: ClassVar = dict.fromkeys(VERBS, "admin")
+
+
 class MeshTcp(Driver):
     service, name = "eventmesh", "eventmesh-tcp"
     refusals = (PermissionError,)
@@ -457,7 +513,7 @@ class MeshTcp(Driver):
         self.client, self.publisher = self.begin("sub"), self.begin("pub")
 
     def begin(self, purpose: str) -> MeshClient:
-        client = self._stack.enter_context(MeshClient(self.address("eventmesh-tcp")))
+        client = self._stack.enter_context(MeshClient(self.address))
         agent = {"username": self.proof.name, "password": self.proof.password, "group": self.group}
         answer = client.ask("HELLO_REQUEST", {**AGENT, **agent, "purpose": purpose})
         if answer["code"] != 0:
@@ -524,29 +580,35 @@ class MeshTcp(Driver):
 
 
 class MeshHttp(Driver):
+    """The coded API: what is subscribed is pushed to a webhook."""
+
     service, name = "eventmesh", "eventmesh-http"
+    wildcards = False
+    also: ClassVar = {"respond": "consume"}
     lacks: ClassVar = {
-        "subscribe": "a webhook is called in the name of who subscribed it: tests/protocols/eventmesh/test_access.py",
-        "respond": "the same",
-        "consume": "the same",
         "read": NO_HISTORY,
         "write_state": NO_STATE,
         "get": NO_STATE,
-        "manage": "topics are made over the paths of the admin server",
+        "manage": "topics are made over the paths of the admin server, and over those of the URI API",
     }
 
     def connect(self) -> None:
-        self.client = self._stack.enter_context(HttpClient(self.address("eventmesh-http")))
+        self.client = self._stack.enter_context(HttpClient(self.address))
+        self._hook: Hook | None = None
 
     def is_cut(self) -> bool:
         return not self.publish("walk/a", VALUE)
 
-    def ask(self, code: str, fields: dict[str, str]) -> int | None:
-        proof = {"username": self.proof.name, "passwd": self.proof.password}
+    @property
+    def _shown(self) -> dict[str, str]:
+        return {"username": self.proof.name, "passwd": self.proof.password}
+
+    def ask(self, code: str, fields: dict[str, str], client: HttpClient | None = None) -> int | None:
         try:
-            return int(ask_mesh(self.client, code, fields, protocoltype="eventmeshmessage", **proof)["retCode"])
+            answer = ask_mesh(client or self.client, code, fields, protocoltype="eventmeshmessage", **self._shown)
         except OSError:
             return None
+        return int(answer["retCode"])
 
     def publish(self, subject: str, payload: bytes) -> bool:
         fields = {"producergroup": "P", "topic": subject, "content": payload.decode(), "bizseqno": "1", "uniqueid": "2"}
@@ -557,22 +619,144 @@ class MeshHttp(Driver):
         fields = {"producergroup": "P", "topic": subject, "content": VALUE.decode(), "ttl": ttl}
         return self.ask("101", fields) == 0
 
+    def _begin(self, group: str, subject: str, mode: str, kind: str, url: str) -> bool:
+        items = json.dumps([{"topic": subject, "mode": mode, "type": kind}])
+        return self.ask("206", {"topic": items, "url": url, "consumerGroup": group}) == 0
 
-class Named(Legacy):
-    """The messages of the older package, with the proof of a principal."""
+    def _end(self, group: str, subject: str, url: str) -> None:
+        self.ask("207", {"topic": json.dumps([subject]), "url": url, "consumerGroup": group})
 
-    def __init__(self, channel: grpc.Channel, proof: Proof) -> None:
-        super().__init__(channel)
-        self._proof = proof
+    def _listen(self, subject: str, mode: str, kind: str = "ASYNC") -> bool:
+        if self._hook is None:
+            self._hook = self._stack.enter_context(Hook())
+        group, url = f"group{self.house.next_number()}", self._hook.url
+        if not self._begin(group, subject, mode, kind, url):
+            return False
+        self._stack.callback(self._end, group, subject, url)
+        return True
 
-    def _header(self, **more: str) -> Any:
-        header = super()._header(**more)
-        header.username, header.password = self._proof.name, self._proof.password
-        return header
+    def _next(self) -> dict[str, str]:
+        """The form of the next push."""
+        assert self._hook is not None
+        return self._hook.next()[0]
+
+    def subscribe(self, subject: str, *, below: bool = False) -> bool:
+        assert self._listen(END, "BROADCASTING")
+        return self._listen(subject, "BROADCASTING")
+
+    def hear(self) -> list[str]:
+        heard: list[str] = []
+        while (topic := self._next()["topic"]) != END:
+            heard.append(topic)
+        # Pushes have no order among topics: those that are under way have been decided on before.
+        self.house.until(lambda: not calls_under_way(self.house))
+        assert self._hook is not None
+        while not self._hook.pushes.empty():
+            heard.append(self._next()["topic"])
+        return heard
+
+    def consume(self, subject: str) -> bool:
+        if not self._listen(subject, "CLUSTERING"):
+            return False
+        self.house.emit(subject)
+        return self._next()["topic"] == subject
+
+    def respond(self, subject: str) -> bool:
+        if not self._listen(subject, "CLUSTERING", "SYNC"):
+            return False
+        hook = self._hook
+        assert hook is not None
+
+        def answer() -> None:
+            pushed = hook.next()[0]
+            if not pushed:
+                return
+            fields = {"origtopic": subject, "content": '"yes"', "extFields": pushed["extFields"], "producergroup": "P"}
+            with HttpClient(self.address) as client:
+                self.ask("301", fields, client)
+
+        self.do_beside(answer, lambda: hook.pushes.put(({}, {})))
+        return True
+
+
+def calls_under_way(house: House) -> bool:
+    """Whether a webhook is being called."""
+    webhooks = house.server.services["eventmesh"].webhooks  # type: ignore[attr-defined]
+    return any(
+        pool.waiting or pool.opening or any(connection.call is not None for connection in pool.connections)
+        for pool in webhooks._calls._pools.values()
+    )
+
+
+class MeshUri(MeshHttp):
+    """The URI API of the same listener."""
+
+    name, listener = "eventmesh-uri", "eventmesh-http"
+    lacks: ClassVar = {
+        **{verb: why for verb, why in MeshHttp.lacks.items() if verb != "manage"},
+        "request": "the URI API has no requests",
+        "respond": "the URI API has no requests",
+    }
+
+    def ask_path(self, path: str, body: object) -> bool:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            response = self.client.ask("POST", f"/eventmesh/{path}", data, **self._shown)
+        except OSError:
+            return False
+        return bool(json.loads(response.body)["retCode"] == 0)
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        return self.ask_path(f"publish/{subject}", payload)
+
+    def manage(self, subject: str) -> bool:
+        return self.ask_path("topic/create", {"topic": subject})
+
+    def _begin(self, group: str, subject: str, mode: str, kind: str, url: str) -> bool:
+        items = [{"topic": subject, "mode": mode, "type": kind}]
+        return self.ask_path("subscribe/local", {"url": url, "consumerGroup": group, "topic": items})
+
+    def _end(self, group: str, subject: str, url: str) -> None:
+        self.ask_path("unsubscribe/local", {"url": url, "consumerGroup": group, "topic": [subject]})
+
+
+class MeshAdmin(Driver):
+    """The paths of the admin server: who uses them is an administrator, and asked for the right all the same."""
+
+    service, name = "eventmesh", "eventmesh-admin"
+    also: ClassVar = {"publish": "admin", "manage": "admin"}
+    lacks: ClassVar = dict.fromkeys(
+        ("request", "subscribe", "respond", "get", "read", "consume", "write_state"),
+        "the paths list clients, make topics and publish",
+    )
+
+    def connect(self) -> None:
+        self.client = self._stack.enter_context(HttpClient(self.address))
+
+    def is_cut(self) -> bool:
+        return not self.publish("walk/a", VALUE)
+
+    def ask(self, path: str, body: object) -> bool:
+        proof = {"username": self.proof.name, "passwd": self.proof.password}
+        try:
+            data = json.dumps(body, separators=(",", ":")).encode()
+            return self.client.ask("POST", path, data, **proof).status == 200
+        except OSError:
+            return False
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        event = {"specversion": "1.0", "id": "1", "source": "/", "type": "t", "subject": subject}
+        content = {"datacontenttype": "application/json", "data": json.loads(payload)}
+        return self.ask("/event", event | content)
+
+    def manage(self, subject: str) -> bool:
+        return self.ask("/topic", {"name": subject})
 
 
 class MeshGrpc(Driver):
     service, name = "eventmesh", "eventmesh-grpc"
+    way = Legacy.module.DESCRIPTOR.package
+    package: ClassVar[Any] = Legacy
     wildcards = False
     also: ClassVar = {"respond": "consume"}
     lacks: ClassVar = {
@@ -583,32 +767,38 @@ class MeshGrpc(Driver):
     }
 
     def connect(self) -> None:
-        channel = self._stack.enter_context(grpc.insecure_channel(self.address("eventmesh-grpc")))
-        self.package = Named(channel, self.proof)
+        channel = self._stack.enter_context(grpc.insecure_channel(self.address))
+        self.mesh = self.package(channel, self.proof.name, self.proof.password)
 
     def is_cut(self) -> bool:
         return not self.publish("walk/a", VALUE)
 
     def _code(self, name: str, message: Any) -> str:
         try:
-            return self.package.code(self.package.ask(name, message))
+            return str(self.mesh.code(self.mesh.ask(name, message)))
         except grpc.RpcError as error:
             return str(error.code())
 
+    def _topic_of(self, message: Any) -> str:
+        return str(message.topic)
+
+    def _text_of(self, message: Any) -> str:
+        return str(message.content)
+
     def publish(self, subject: str, payload: bytes) -> bool:
-        return self._code("publish", self.package.publication(subject, payload.decode())) == "0"
+        return self._code("publish", self.mesh.publication(subject, payload.decode())) == "0"
 
     def request(self, subject: str) -> bool:
         try:
-            reply = self.package.ask("requestReply", self.package.publication(subject, VALUE.decode()))
+            reply = self.mesh.ask("requestReply", self.mesh.publication(subject, VALUE.decode()))
         except grpc.RpcError:
             return False
-        return bool(reply.content == '"yes"')
+        return self._text_of(reply) == '"yes"'
 
     def _listen(self, subject: str, mode: str, kind: str = "ASYNC") -> Any:
         group = f"group{self.house.next_number()}"
         try:
-            return self._stack.enter_context(self.package.stream(group, subject, mode, kind))
+            return self._stack.enter_context(self.mesh.stream(group, subject, mode, kind))
         except (grpc.RpcError, PermissionError, AssertionError, StopIteration):
             return None
 
@@ -617,19 +807,19 @@ class MeshGrpc(Driver):
         if stream is None:
             return False
         self.house.emit(subject)
-        return bool(stream.next().topic == subject)
+        return self._topic_of(stream.next()) == subject
 
     def subscribe(self, subject: str, *, below: bool = False) -> bool:
         self.stream = self._listen(f"{subject}/#" if below else subject, "BROADCASTING")
         if self.stream is not None:
-            self.stream.say(self.package.subscription("ends", END, "BROADCASTING"))
-            assert self.package.is_acknowledgement(self.stream.next())
+            self.stream.say(self.mesh.subscription("ends", END, "BROADCASTING"))
+            assert self.mesh.is_acknowledgement(self.stream.next())
         return self.stream is not None
 
     def hear(self) -> list[str]:
         heard: list[str] = []
         with contextlib.suppress(grpc.RpcError, StopIteration):
-            while (topic := self.stream.next().topic) != END:
+            while (topic := self._topic_of(self.stream.next())) != END:
                 heard.append(topic)
         return heard
 
@@ -637,8 +827,22 @@ class MeshGrpc(Driver):
         stream = self._listen(subject, "CLUSTERING", "SYNC")
         if stream is None:
             return False
-        self.do_beside(lambda: stream.say(self.package.reply(stream.next(), '"yes"')), stream.cancel)
+        self.do_beside(lambda: stream.say(self.mesh.reply(stream.next(), '"yes"')), stream.cancel)
         return True
+
+
+class MeshEvents(MeshGrpc):
+    """The package of CloudEvents."""
+
+    name, listener = "eventmesh-cloudevents", "eventmesh-grpc"
+    way = MeshCloudEvents.module.DESCRIPTOR.package
+    package: ClassVar[Any] = MeshCloudEvents
+
+    def _topic_of(self, message: Any) -> str:
+        return str(message.attributes["subject"].ce_string)
+
+    def _text_of(self, message: Any) -> str:
+        return str(message.text_data)
 
 
 def shut_down(connection: socket.socket) -> None:
@@ -652,7 +856,7 @@ class Admin(Driver):
     lacks: ClassVar[dict[str, str]] = {}
 
     def connect(self) -> None:
-        self._host, _, self._port = self.address("admin").rpartition(":")
+        self._host, _, self._port = self.address.rpartition(":")
 
     def _send(self, method: str, path: str, body: object, query: dict[str, str]) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, int(self._port), timeout=SAFETY_NET_SECONDS)
@@ -742,6 +946,7 @@ class Spark(Driver):
     """The parts of the Spark connector, as its driver and its tasks call them."""
 
     service = name = "spark"
+    listener = "jebp"
     lacks: ClassVar = {
         **dict.fromkeys(("request", "respond", "get", "write_state"), "a Spark job reads and writes topics"),
         "subscribe": "a stream reads behind the end of the topic: `read`",
@@ -750,7 +955,7 @@ class Spark(Driver):
     }
 
     def connect(self) -> None:
-        self._place = {"url": f"jebp://{self.address('jebp')}", "identity": self.proof.key_file}
+        self._place = {"url": f"jebp://{self.address}", "identity": self.proof.key_file}
         self._stack.callback(close_connections)
 
     def is_cut(self) -> bool:
@@ -786,5 +991,7 @@ def close_connections() -> None:
 
 
 DRIVERS: tuple[type[Driver], ...] = (
-    *(Jebp, Spark, Sbus, Tree, TreeRest, ZbusSocket, ZbusHttp, MeshTcp, MeshHttp, MeshGrpc, Admin),
+    *(Jebp, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
+    *(ZbusSocket, ZbusHttp, ZbusMonitorSocket, ZbusMonitor),
+    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin),
 )

@@ -72,8 +72,10 @@ def configured(folder: Path) -> Config:
     config = configure(
         folder / "data",
         admin=True,
-        worterbuch=WorterbuchSettings(port=0, tcp_port=0, auth_key_file=str(key_file)),
-        zbus=ZbusSettings(port=0, rpc_timeout_seconds=SAFETY_NET_SECONDS),
+        worterbuch=WorterbuchSettings(
+            port=0, tcp_port=0, unix_path=str(folder / "worterbuch.socket"), auth_key_file=str(key_file)
+        ),
+        zbus=ZbusSettings(port=0, monitor_port=0, rpc_timeout_seconds=SAFETY_NET_SECONDS),
         eventmesh=EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, admin_port=0, webhook_networks="127.0.0.0/8"),
     )
     return msgspec.structs.replace(config, access=AccessSettings(mode="enforce"))

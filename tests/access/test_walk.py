@@ -4,6 +4,7 @@ What a verb did is looked at inside the server: an answer that says so proves no
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +12,12 @@ import pytest
 from babelbus.protocols.registry import SERVICES
 from tests.access.drivers import DRIVERS, VERBS, Driver
 from tests.access.house import END, House
+from tests.support.zbus import HttpClient
 
+UPGRADE = (
+    b"GET %b HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 OTHER_DOORS = {"admin", "spark"}
 """Doors that are no service of the registry."""
 
@@ -109,12 +115,38 @@ def attempt(house: House, driver: Driver, verb: str, subject: str) -> bool:
     return bool(happened)
 
 
-def test_each_door_has_a_driver_and_each_verb_or_a_reason() -> None:
+def ways_of(house: House) -> set[tuple[str, str]]:
+    """Each listener of the server, and the further ways of a listener that has several."""
+    ways = {(listener, "") for listener in house.server.addresses}
+    for listener, address in house.server.addresses.items():
+        if listener in ("sbus", "worterbuch-unix"):
+            continue
+        for path in ("/", "/ws"):
+            with suppress(OSError), HttpClient(address) as client:
+                client.send(UPGRADE % path.encode())
+                if client.socket.recv(12).endswith(b" 101"):
+                    ways.add((listener, "websocket"))
+    paths = house.server.services["eventmesh"]._rpc.methods  # type: ignore[attr-defined]
+    packages = {path[1:].rpartition(b"/")[0].rpartition(b".")[0].decode() for path in paths}
+    return ways - {("eventmesh-grpc", "")} | {("eventmesh-grpc", package) for package in packages}
+
+
+def test_each_door_has_a_driver_and_each_verb_or_a_reason(house: House) -> None:
     assert {driver.service for driver in DRIVERS} == set(SERVICES) | OTHER_DOORS
+    assert {(driver.listener, driver.way) for driver in DRIVERS} == ways_of(house)
     for driver in DRIVERS:
         has = {verb for verb in VERBS if getattr(driver, verb) is not getattr(Driver, verb)}
-        assert has == set(VERBS) - set(driver.lacks), driver.name
+        assert has - set(driver.lacks) == set(VERBS) - set(driver.lacks), driver.name
         assert all(driver.lacks.values())
+
+
+def test_every_listener_that_the_configuration_has_is_open(house: House) -> None:
+    """A listener that is not open has no door to be found by the test above."""
+    sections = [getattr(house.config, name) for name in (*SERVICES, "admin")]
+    for section in sections:
+        for name in section.__struct_fields__:
+            if name.endswith(("port", "unix_path")):
+                assert getattr(section, name) is not None, f"{type(section).__name__}.{name}"
 
 
 @pytest.mark.parametrize(("driver", "verb"), WALK)

@@ -129,12 +129,12 @@ class RawClient:
         self._data = self._data[whole:]
         return bool(data)
 
-    def until(self, kind: int, stream: int = 0, flags: int = 0) -> Frame:
-        """The first frame of a kind that has come or comes."""
+    def until(self, kind: int, stream: int = 0, flags: int = 0, number: int = 0) -> Frame:
+        """The first frame of a kind that has come or comes, or that with a number."""
         while True:
-            for one in self.came:
-                if (one.kind, one.stream) == (kind, stream) and one.flags & flags == flags:
-                    return one
+            found = [one for one in self.came if (one.kind, one.stream, one.flags & flags) == (kind, stream, flags)]
+            if len(found) > number:
+                return found[number]
             assert self.read(), f"the server closed after {self.came[-3:]}"
 
     def until_closed(self) -> list[Frame]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.wire.http2.connection import Aborted, Connection, Data, Event, Opened
+from babelbus.wire.http2.connection import BLOCKS_MAX, GOODBYE, Aborted, Connection, Data, Event, Opened
 from babelbus.wire.http2.frames import Http2Error
 from babelbus.wire.http2.headers import LIST_BYTES_MAX, HeaderDecoder
 from tests.support.http2 import (
@@ -37,6 +37,7 @@ from tests.support.http2 import (
 
 NO_ERROR, PROTOCOL, INTERNAL, FLOW, TIMEOUT, CLOSED, SIZE, REFUSED, CANCEL, COMPRESSION, CONNECT, CALM = range(12)
 OPEN = frame(HEADERS, END_HEADERS, 1, block())
+PING_FRAME = frame(PING, payload=b"12345678")
 ASKED = frame(HEADERS, END_HEADERS | END_STREAM, 1, block())
 HEAD, TRAILERS = b"\x88", b"\x00\x0bgrpc-status\x010"
 
@@ -282,7 +283,76 @@ def test_ten_thousand_streams_end_the_connection() -> None:
     connection = begun(streams_max=100)
     encoder = hpack.Encoder()
     data = b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, block(encoder)) for n in range(10_000))
-    assert refusal(connection, data) == CALM
+
+    def flood() -> None:
+        connection.receive_data(data, 0.0)
+        while connection.busy:
+            connection.receive_data(b"", 0.0)
+
+    assert code_of(flood) == CALM
+
+
+def test_a_turn_reads_so_many_header_blocks_and_the_next_turns_read_the_others() -> None:
+    connection, encoder = begun(streams_max=10 * BLOCKS_MAX), hpack.Encoder()
+    count = 2 * BLOCKS_MAX + 1
+    data = b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, block(encoder, other=str(n))) for n in range(count))
+    opened = []
+    for chunk, expected in ((data + PING_FRAME[:5], BLOCKS_MAX), (b"", BLOCKS_MAX), (b"", 1)):
+        events = connection.receive_data(chunk, 0.0)
+        assert len(events) == expected
+        assert connection.busy == (expected == BLOCKS_MAX)
+        opened += [event.stream for event in events]
+    assert opened == list(range(1, 2 * count, 2))
+    assert connection.unfinished_bytes < 100
+    assert output(connection) == []
+    connection.receive_data(PING_FRAME[5:], 0.0)
+    assert [one.kind for one in output(connection)] == [PING]
+
+
+@pytest.mark.parametrize(
+    ("length", "parts", "is_whole"),
+    [
+        ("3", [b"abc"], True),
+        ("3", [b"a", b"bc"], True),
+        ("03", [b"abc"], True),
+        ("0", [b""], True),
+        ("3", [b"ab"], False),
+        ("3", [b"ab", b"cd"], False),
+        ("0", [b"a"], False),
+        ("3", [], False),
+        ("0", [], True),
+        ("-1", [b"a"], False),
+        ("", [b"a"], False),
+        ("1" * 19, [b"a"], False),
+        ("\u00b3", [b"abc"], False),
+    ],
+)
+def test_a_body_of_another_length_than_its_head_names_is_malformed(
+    length: str, parts: list[bytes], is_whole: bool
+) -> None:
+    connection = begun()
+    flags = END_HEADERS if parts else END_HEADERS | END_STREAM
+    data = frame(HEADERS, flags, 1, block(content_length=length))
+    for number_, part in enumerate(parts, 1):
+        data += frame(DATA, END_STREAM if number_ == len(parts) else 0, 1, part)
+    events = connection.receive_data(data, 0.0)
+    opened, last = events[0], events[-1]
+    assert isinstance(opened, Opened)
+    is_read = not opened.head.malformed and not isinstance(last, Aborted)
+    assert is_read is is_whole
+    if isinstance(last, Aborted):
+        assert Frame(RST_STREAM, 0, 1, PROTOCOL.to_bytes(4, "big")) in output(connection)
+    assert not connection.receive_data(PING_FRAME, 0.0)  # the fault is that of the stream alone
+
+
+def test_a_padded_body_has_the_length_of_its_data_and_trailers_end_it() -> None:
+    for body, is_whole in ((b"abc", True), (b"ab", False)):
+        connection, encoder = begun(), hpack.Encoder()
+        head = frame(HEADERS, END_HEADERS, 1, block(encoder, content_length="3"))
+        trailers = frame(HEADERS, END_HEADERS | END_STREAM, 1, bytes(encoder.encode([("x", "y")])))
+        padded = frame(DATA, PADDED, 1, b"\x05" + body + bytes(5))
+        *_, last = connection.receive_data(head + padded + trailers, 0.0)
+        assert isinstance(last, Data) is is_whole
 
 
 def test_a_header_list_has_a_bound() -> None:
@@ -488,11 +558,28 @@ def test_padding_is_given_back_at_once() -> None:
 # -- a goodbye ---------------------------------------------------------------------------------------------------------
 
 
+def test_streams_on_their_way_to_a_server_that_says_goodbye_are_carried_out() -> None:
+    connection, encoder = begun(), hpack.Encoder()
+    connection.leave()
+    connection.answers.take_output()
+    late = frame(HEADERS, END_HEADERS | END_STREAM, 1, block(encoder)) + frame(PING, ACK, 0, GOODBYE)
+    (event,) = connection.receive_data(late, 0.0)
+    assert isinstance(event, Opened)
+    assert output(connection) == [Frame(GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4))]
+
+
 def test_after_a_goodbye_open_streams_go_on_and_new_ones_are_not_carried_out() -> None:
     connection, encoder = begun(), hpack.Encoder()
     connection.receive_data(frame(HEADERS, END_HEADERS, 1, block(encoder)), 0.0)
     connection.leave()
     connection.leave()
+    ping = Frame(PING, 0, 0, GOODBYE)
+    assert output(connection) == [Frame(GOAWAY, 0, 0, (2**31 - 1).to_bytes(4, "big") + bytes(4)), ping]
+    connection.receive_data(frame(PING, ACK, 0, b"babelbus"), 0.0)  # the answer to an earlier ping
+    assert output(connection) == []
+    connection.receive_data(frame(PING, ACK, 0, GOODBYE), 0.0)
+    connection.end_goodbye()
+    assert connection.has_left
     assert output(connection) == [Frame(GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4))]
     assert connection.receive_data(frame(HEADERS, END_HEADERS, 3, block(encoder, other="x")), 0.0) == []
     late = frame(DATA, 0, 3, b"x") + number(WINDOW_UPDATE, 3, 1) + number(RST_STREAM, 3, CANCEL)

@@ -30,8 +30,11 @@ SERVER_SUBJECT: Final = "$server"
 ACCESS_SUBJECT: Final = "$access"
 AUDIT_SUBJECT: Final = "$audit"
 METRICS_SUBJECT: Final = "$metrics"
-REFUSAL_SECONDS = 1.0
-"""How long a client waits at the most to hear that it guesses too often."""
+REFUSAL_SECONDS = 5.0
+"""How long a client waits at the most to hear that it guesses too often.
+
+Each guess of a flood holds its connection for so long: five seconds cost a fifth of the processor time of one second.
+"""
 LOGIN_SECONDS = 300.0
 """How long a login counts: each request proves its caller again, which the audit need not tell."""
 LOGINS_MAX = 10_000

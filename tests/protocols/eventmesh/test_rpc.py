@@ -10,6 +10,7 @@ import pytest
 from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.protocols.eventmesh.rpc import PING_SECONDS, RpcServer
 from babelbus.protocols.eventmesh.stubs import legacy_pb2
+from babelbus.wire.http2.connection import GOODBYE
 from tests.protocols.eventmesh.test_bad_streams import dial, streams
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -65,10 +66,10 @@ def publication(topic: str = "t", text: str = "x") -> bytes:
     return encoded
 
 
-def listen(topic: str, group: str = "g") -> bytes:
-    """A stream on stream 1 that subscribes to a topic."""
+def listen(topic: str, group: str = "g", *, stream: int = 1) -> bytes:
+    """A stream that subscribes to a topic."""
     asked = LEGACY.subscription(group, topic).SerializeToString()
-    return frame(HEADERS, END_HEADERS, 1, block(path=LISTEN)) + frame(DATA, 0, 1, message(asked))
+    return frame(HEADERS, END_HEADERS, stream, block(path=LISTEN)) + frame(DATA, 0, stream, message(asked))
 
 
 def code(client: RawClient, stream: int) -> str:
@@ -313,15 +314,22 @@ def test_a_server_that_stops_ends_streams_answers_calls_and_says_goodbye(tmp_pat
     with serving(tmp_path) as live, raw(live) as client, raw(live) as listening:
         listening.send(listen("t"))
         listening.until(DATA, 1)
+        listening.send(frame(PING, ACK, 0, GOODBYE))  # nobody has asked for it yet
         head, body = frame(HEADERS, END_HEADERS, 1, block(path=PUBLISH)), message(publication())
         client.send(head + frame(DATA, 0, 1, body[:9]))
         live.until(lambda: shared(live).limit.count == 2)
         live.ask_to_stop()
         assert listening.status(1)["grpc-status"] == "0"
-        assert client.until(GOAWAY).payload == (1).to_bytes(4, "big") + bytes(4)
-        client.send(call(3, publication(), block(path=PUBLISH)) + frame(DATA, END_STREAM, 1, body[9:]))
+        listening.send(frame(PING, ACK, 0, GOODBYE))
+        assert client.until(GOAWAY).payload == (2**31 - 1).to_bytes(4, "big") + bytes(4)
+        client.send(call(3, publication(), block(path=PUBLISH)) + listen("t", stream=5))  # begun before it was heard
+        assert code(client, 3) == "0"
+        assert client.status(5)["grpc-status"] == "0"
+        client.send(frame(PING, ACK, 0, GOODBYE))
+        assert client.until(GOAWAY, number=1).payload == (5).to_bytes(4, "big") + bytes(4)
+        client.send(call(7, publication(), block(path=PUBLISH)) + frame(DATA, END_STREAM, 1, body[9:]))
         assert code(client, 1) == "0"
-        assert all(one.stream != 3 for one in client.until_closed())
+        assert all(one.stream != 7 for one in client.until_closed())
         listening.until_closed()
 
 

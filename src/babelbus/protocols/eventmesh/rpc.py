@@ -146,8 +146,11 @@ class RpcSession(contract.Session):
         elif isinstance(event, Began):
             method = self._server.methods[event.path]
             wake = partial(self._wake, stream)
-            self.streams[stream] = Stream(self._server.hub, method.dialect, method.read, wake, self._identify)
+            began = Stream(self._server.hub, method.dialect, method.read, wake, self._identify)
+            self.streams[stream] = began
             self._set_deadline(stream, event.deadline)
+            if self._server.hub.stopping:
+                self._end(stream, began)
         elif isinstance(event, Cancelled):
             self._drop(stream)
         elif (found := self.streams.get(stream)) is None:
@@ -343,17 +346,19 @@ class RpcSession(contract.Session):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Return: no request is put off."""
+        """Continue with calls that came in one chunk with many others."""
+        if self.busy:
+            self.receive_data(b"")
 
     @property
     def busy(self) -> bool:
-        """Whether requests are put off."""
-        return False
+        """Whether calls are put off to the next turn of the event loop."""
+        return self._calls.connection.busy
 
     @property
     def idle(self) -> bool:
-        """Whether no call is open, and no answer waits for a window of the client."""
-        return self._calls.answers.idle
+        """Whether no call is open or on its way, and no answer waits for a window of the client."""
+        return self._calls.answers.idle and self._calls.connection.has_left
 
     @property
     def established(self) -> bool:
@@ -403,15 +408,20 @@ class RpcSession(contract.Session):
         """Send a goodbye: streams end, calls that are open are answered."""
         self._calls.connection.leave()
         for stream, found in self.streams.items():
-            found.ending = True
-            self._ready[stream] = found
+            self._end(stream, found)
         self._run()
+
+    def _end(self, stream: int, found: Stream) -> None:
+        """End a stream behind what it has to send."""
+        found.ending = True
+        self._ready[stream] = found
 
     def end_calls(self) -> None:
         """End the calls that are not answered: the server stops."""
         for stream in self._calls.open:
             self._calls.fail(stream, http2.UNAVAILABLE, "the server stops")
             self._drop(stream)
+        self._calls.connection.end_goodbye()
         self._flush()
 
     def close(self) -> None:

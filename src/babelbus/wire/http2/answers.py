@@ -12,9 +12,9 @@ SENT_BYTES_MAX = 65_536
 class Stream:
     """A stream that is open, or half closed on one side."""
 
-    __slots__ = ("ended", "room", "sent", "taken", "trailers", "unsent", "window")
+    __slots__ = ("ended", "left", "room", "sent", "taken", "trailers", "unsent", "window")
 
-    def __init__(self, window: int, *, ended: bool) -> None:
+    def __init__(self, window: int, *, ended: bool, left: int | None) -> None:
         self.window = window
         """Bytes that the client takes; below 0 after its SETTINGS made windows smaller."""
         self.room = STREAM_WINDOW_BYTES
@@ -23,6 +23,8 @@ class Stream:
         """Bytes that the receiver took and the client does not know of."""
         self.ended = ended
         """Whether the client has sent its last frame."""
+        self.left = left
+        """Bytes of the body that the client has named and not sent."""
         self.unsent = b""
         """Bytes that wait for a window; the first `sent` of them are gone."""
         self.sent = 0
@@ -86,9 +88,9 @@ class Answers:
         self._grew = True
         return stream.window <= f.WINDOW_BYTES_MAX
 
-    def open(self, stream: int, *, ended: bool) -> None:
+    def open(self, stream: int, *, ended: bool, left: int | None = None) -> None:
         """Add a stream."""
-        self.streams[stream] = Stream(self._initial_window, ended=ended)
+        self.streams[stream] = Stream(self._initial_window, ended=ended, left=left)
 
     def forget(self, stream: int) -> None:
         """Remove a stream, and what waits of it."""

@@ -17,6 +17,10 @@ from babelbus.wire.http2.requests import Head
 CONNECTION_WINDOW_BYTES = 2**20
 BLOCK_BYTES_MAX = 32 * 1024
 """Limit of a header block with its CONTINUATION frames, each of which counts with its head."""
+BLOCKS_MAX = 256
+"""Header blocks of one turn of the event loop; frames behind them wait for the next turn."""
+GOODBYE = b"goodbye!"
+"""The ping behind a goodbye: its answer says that the client has heard the goodbye."""
 STRIKES_MAX = 2000
 STRIKES_PER_SECOND = 200
 """Frames that cost work and bring nothing: resets, pings, settings, empty frames, frames of closed streams, refusals.
@@ -71,6 +75,13 @@ class Connection:
         self._block_bytes = self._block_stream = self._block_flags = 0
         self._room = CONNECTION_WINDOW_BYTES
         self._leaving = False
+        """Whether the client has been told that no further streams are carried out."""
+        self._saying_goodbye = False
+        """Whether the client has been told that it should begin no further streams."""
+        self._blocks_left = 0
+        """Header blocks that this turn may still read."""
+        self.busy = False
+        """Whether frames that came whole wait for the next turn."""
         self._strikes = 0.0
         self._struck_at = 0.0
         self._events: list[Event] = []
@@ -132,7 +143,12 @@ class Connection:
             self._has_preface = True
             start = len(f.PREFACE)
         handlers, unpack, head_bytes = _HANDLERS, f.HEAD.unpack_from, f.HEAD.size
+        self._blocks_left = BLOCKS_MAX
+        self.busy = False
         while size - start >= head_bytes:
+            if not self._blocks_left:
+                self.busy = True
+                break
             high, low, kind, flags, stream = unpack(data, start)
             length = high << 8 | low
             if length > f.FRAME_BYTES:
@@ -184,6 +200,8 @@ class Connection:
         self._strike()
         if not flags & f.ACK:
             self.answers.out.append(encode_frame(f.PING, f.ACK, 0, payload))
+        elif payload == GOODBYE and self._saying_goodbye:
+            self.end_goodbye()
 
     def _goaway(self, _flags: int, stream: int, payload: bytes) -> None:
         """Check a goodbye: streams that are open go on (6.8)."""
@@ -250,6 +268,11 @@ class Connection:
         ended = bool(flags & f.END_STREAM)
         if not data and not ended:
             self._strike()
+        if found.left is not None:
+            found.left -= len(data)
+            if found.left < 0 or (ended and found.left):
+                self._fault(stream, f.PROTOCOL_ERROR)  # malformed (8.1.1)
+                return
         found.ended = ended
         if size_bytes != len(data):
             self.take(stream, size_bytes - len(data))
@@ -285,12 +308,16 @@ class Connection:
             self._end_block(self._block_flags, stream, bytes(block))
 
     def _end_block(self, flags: int, stream: int, block: bytes) -> None:
+        self._blocks_left -= 1
         head = self._headers.decode(block)
         ended = bool(flags & f.END_STREAM)
         found = self.answers.streams.get(stream)
         if found is not None:
             if found.ended or not ended:  # trailers end a stream (8.1)
                 self._fault(stream, f.STREAM_CLOSED if found.ended else f.PROTOCOL_ERROR)
+                return
+            if found.left:
+                self._fault(stream, f.PROTOCOL_ERROR)
                 return
             found.ended = True
             self._events.append(Data(stream, b"", ended=True))
@@ -308,7 +335,9 @@ class Connection:
             self._strike()
             self.answers.out.append(f.encode_reset(stream, f.REFUSED_STREAM))
             return
-        self.answers.open(stream, ended=ended)
+        if ended and head.body_bytes:
+            head = Head(malformed=True)
+        self.answers.open(stream, ended=ended, left=head.body_bytes)
         self._events.append(Opened(stream, head, ended))
 
     # -- windows of the client ---------------------------------------------------------------------------------------
@@ -336,13 +365,25 @@ class Connection:
         self.answers.out.append(encode_frame(f.PING, 0, 0, b"babelbus"))
 
     def leave(self) -> None:
-        """Send a goodbye: open streams go on, new streams are not carried out."""
+        """Send a goodbye: open streams go on, and so do streams that are on their way, for one round trip (6.8)."""
+        if not self._saying_goodbye:
+            self._saying_goodbye = True
+            self.answers.out += (f.encode_goaway(f.STREAM_MAX, f.NO_ERROR), encode_frame(f.PING, 0, 0, GOODBYE))
+
+    def end_goodbye(self) -> None:
+        """Send the last stream that is carried out: later streams are not."""
         if not self._leaving:
             self._leaving = True
             self.answers.out.append(f.encode_goaway(self.last_stream, f.NO_ERROR))
 
+    @property
+    def has_left(self) -> bool:
+        """Whether no further streams are carried out; a client that has not begun has no streams on their way."""
+        return self._leaving or not self.established
+
     def close(self) -> None:
         """Drop all streams, and what has not come whole."""
+        self.busy = False
         self.answers.clear()
         self._parts = []
         self._parts_bytes = 0

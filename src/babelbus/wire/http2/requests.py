@@ -23,6 +23,8 @@ GZIP: Final = b"gzip"
 CONTENT_TYPE: Final = b"application/grpc"
 PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 OF_CONNECTIONS: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+LENGTH: Final = b"content-length"
+LENGTH_DIGITS_MAX: Final = 18
 UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 MESSAGE_LETTERS_MAX: Final = 1000
 _SAFE: Final = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
@@ -36,6 +38,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     encoding: bytes = IDENTITY
     malformed: bool = False
     """Whether the request breaks HTTP/2: the stream is reset."""
+    body_bytes: int | None = None
+    """The length of the body, if the client names it."""
     http_status: int = 200
     """The answer to a client that does not speak gRPC."""
     status: int = OK
@@ -55,6 +59,10 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
             continue
         if not name or name != name.lower() or name in OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
             return Head(malformed=True)
+        if name == LENGTH and (
+            not value.isdigit() or len(value) > LENGTH_DIGITS_MAX or others.get(name, value) != value
+        ):
+            return Head(malformed=True)
         others[name] = value
     if not (pseudo.get(b":method") and pseudo.get(b":scheme") and pseudo.get(b":path")):
         return Head(malformed=True)
@@ -67,12 +75,13 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     if encoding not in (IDENTITY, GZIP):
         return Head(status=UNIMPLEMENTED, text="grpc-encoding is identity or gzip")
     timeout, path = others.get(b"grpc-timeout"), pseudo[b":path"]
+    body_bytes = int(others[LENGTH]) if LENGTH in others else None
     if timeout is None:
-        return Head(path, None, encoding)
+        return Head(path, None, encoding, body_bytes=body_bytes)
     number, unit = timeout[:-1], UNITS.get(timeout[-1:])
     if unit is None or len(number) > 8 or not number.isdigit():
         return Head(status=INTERNAL, text="grpc-timeout is a number of at most 8 digits and a unit")
-    return Head(path, int(number) * unit, encoding)
+    return Head(path, int(number) * unit, encoding, body_bytes=body_bytes)
 
 
 def encode_message(text: str) -> bytes:
