@@ -230,6 +230,19 @@ async def test_requests_need_publish_and_who_answers_subscribe() -> None:
 
 
 @in_loop
+async def test_a_responder_of_a_pattern_that_is_granted_in_part_can_be_refused() -> None:
+    for wildcards in ("narrow", "refuse"):
+        house = House(("bob", "subscribe", "ask/time"), wildcards=wildcards)
+        responders = house.broker.responders
+        responders.add(exactly("ask/time"), lambda question: None, "", house.bob)
+        if wildcards == "narrow":
+            responders.add(below("ask"), lambda question: None, "", house.bob)
+            continue
+        with pytest.raises(AccessRefusedError, match="no right to subscribe 'ask/#'"):
+            responders.add(below("ask"), lambda question: None, "", house.bob)
+
+
+@in_loop
 async def test_the_state_shows_and_takes_what_is_granted() -> None:
     house = House(
         ("alice", "subscribe", "a/#"), ("alice", "subscribe", "a/secret/#", "deny"), ("alice", "write-state", "a/w/#")

@@ -272,6 +272,17 @@ def overlaps(principal: Identity, action: Action, pattern: Pattern) -> Narrowing
     return Narrowing.WHOLE if rights is None else rights.overlaps(action, pattern)
 
 
+def check_subscription(principal: Identity, pattern: Pattern, text: str, *, whole: bool) -> None:
+    """Check that a principal may subscribe to a pattern: to a part of it, or with `whole` to all of it.
+
+    Raises:
+        AccessRefusedError: it may not.
+    """
+    narrowing = overlaps(principal, Action.SUBSCRIBE, pattern)
+    if narrowing is Narrowing.NONE or (whole and narrowing is Narrowing.PART):
+        raise refusal(principal, Action.SUBSCRIBE, text)
+
+
 def refusal(principal: Identity, action: Action, subject: str) -> AccessRefusedError:
     """Return the error of a refusal, which is recorded in the audit."""
     rights = principal.rights
