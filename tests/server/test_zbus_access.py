@@ -318,6 +318,24 @@ def test_a_mask_has_the_rights_of_its_owner_when_it_is_executed(bus: Bus) -> Non
     bus.live.until(lambda: not bus.broker.has_topic("Q"))
 
 
+def test_a_mask_from_before_the_gate_has_the_rights_of_strangers(tmp_path: Path) -> None:
+    with enforcing(tmp_path, "off") as live:
+        bus = Bus(live)
+        with bus.join() as client:
+            assert client.status("create", mq="Q", mqMask=1, channel="D") == 200
+        bus.set(("alice", "consume", "#"), ("anonymous", "manage", "free/#"))
+        live.run(lambda: bus.gate.enable(SERVER))
+        with bus.join("alice") as client:
+            assert client.status("sub", mq="Q", channel="D") == 200
+        live.until(lambda: not bus.broker.groups.get("Q", "D").members)
+        assert ("anonymous", "manage") in [(one.principal, one.action) for one in bus.audit()]
+        assert live.call(lambda: bus.broker.has_topic("Q"))
+        bus.set(("alice", "consume", "#"), ("anonymous", "manage", "Q/#"))
+        with bus.join("alice") as client:
+            assert client.status("sub", mq="Q", channel="D") == 200
+        live.until(lambda: not bus.broker.has_topic("Q"))
+
+
 def test_the_gate_turned_on_asks_connections_that_are_open(tmp_path: Path) -> None:
     with enforcing(tmp_path, "off") as live:
         bus = Bus(live)

@@ -15,7 +15,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import SERVER, Action, Identity, covers, refusal
+from babelbus.core.access import ANONYMOUS, SERVER, Action, Identity, covers, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
@@ -270,8 +270,8 @@ class Hub:
             raise RequestError(m.FORBIDDEN, f"Channel={group.name} was {m.MADE_ELSEWHERE}")
 
     def _executor(self, owner: str) -> Identity:
-        """Return for whom a mask is executed: its owner, while the gate is on."""
-        return self.gate.identity(f"{PROTOCOL}:mask", owner) if owner and self.gate.enforcing else SERVER
+        """Return for whom a mask is executed: its owner; a mask from before the gate is nobody's."""
+        return self.gate.identity(f"{PROTOCOL}:mask", owner or ANONYMOUS)
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
