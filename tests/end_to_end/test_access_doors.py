@@ -183,12 +183,14 @@ def test_wrong_proofs_are_refused_recorded_and_have_to_wait(tmp_path: Path) -> N
         async with api(server, auth=("alice", "wrong horse")) as thief:
             assert (await thief("GET", "/api/access"))[0] == 401
             assert (await thief("GET", "/api/access"))[0] == 429
+        async with api(server, auth=("wrong horse", "alice")) as absent:  # both in the wrong field
+            assert (await absent("GET", "/api/access"))[0] == 401
         async with api(server) as nobody:
             assert (await nobody("GET", "/api/access"))[0] == 401
             assert (await nobody("GET", "/metrics"))[0] == 401
             assert (await nobody("GET", "/health"))[0] == 200
         refused = [one for one in await audit(server) if one["kind"] == "login-refused"]
-        assert [one["principal"] for one in refused] == ["alice"]
+        assert [one["principal"].partition("#")[0] for one in refused] == ["alice", "unknown"]
         assert "wrong horse" not in str(refused)
 
     with_server(test, tmp_path)

@@ -242,7 +242,8 @@ def test_a_key_that_is_unknown_or_a_wrong_signature_is_refused_and_stands_in_the
     found = {(one.kind, one.principal, one.reason) for one in records}
     assert ("login", "alice", "") in found
     assert ("login-refused", "key-alice", "signature mismatched") in found
-    assert ("login-refused", "key-mallory", "apiKey not exists") in found
+    [unknown] = [one.principal for one in records if one.reason == "apiKey not exists"]
+    assert unknown.startswith("unknown#")  # it may be a secret in the wrong field
     [refusal] = [one for one in records if one.id and one.id in refused]
     assert (refusal.kind, refusal.principal, refusal.action, refusal.subject) == ("refusal", "bob", "publish", "Q")
     assert not any(secret in str(record) for record in records for secret in bus.secrets.values())

@@ -177,8 +177,7 @@ class Callers:
             if wait:
                 await self._delay(wait)
             self._door.failed(address, name)
-            if self._gate.enforcing:
-                self._gate.audit.login(name, f"{PROTOCOL} {address}", refused=text)
+            self._gate.note_login(name, f"{PROTOCOL} {address}", refused=text, is_known=name == ADMIN.name)
         raise _unauthorized(text)
 
     async def _delay(self, wait: float) -> NoReturn:
@@ -196,7 +195,7 @@ class Callers:
         now, place = self._clock.monotonic(), (identity.name, address)
         last = self._logins.pop(place, None)
         if last is None or now - last > LOGIN_SECONDS:
-            self._gate.audit.login(identity.name, f"{PROTOCOL} {address}")
+            self._gate.note_login(identity.name, f"{PROTOCOL} {address}")
             last = now
         self._logins[place] = last
         if len(self._logins) > LOGINS_MAX:

@@ -1,7 +1,7 @@
 """Every request asks the gate, on a scripted peer (docs/access.md)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -238,12 +238,16 @@ async def test_a_token_and_the_table_both_have_to_grant() -> None:
     assert [one for one in house.audited() if "login" in one[0]] == [("login-refused", "me", ""), ("login", "me", "")]
 
 
+@pytest.mark.parametrize("access", ["off", "enforce"])
 @in_loop
-async def test_wrong_tokens_stand_in_the_audit_also_while_the_gate_is_off() -> None:
-    house = House(key=SECRET, access="off")
+async def test_logins_and_wrong_tokens_stand_in_the_audit_while_the_gate_is_on(
+    access: Literal["off", "enforce"],
+) -> None:
+    house = House(key=SECRET, access=access)
     Talker(house.hub).ask({"authorizationRequest": {"authToken": token({}, key="another" * 10)}})
     Talker(house.hub).ask(authorize(read=["#"]))
-    assert house.audited() == [("login-refused", "", ""), ("login", "me", "")]
+    logins = [("login-refused", "", ""), ("login-refused", "me", "")]
+    assert house.audited() == ([] if access == "off" else logins)
     assert not any(SECRET in repr(one) for one in house.gate.audit._folded.values())
 
 

@@ -7,7 +7,9 @@ not count.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
 
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 ACCESS_TOPIC: Final = "$access"
 PROTOCOL: Final = "access"
 VERSION_ID = '["version"]'
+UNKNOWN_PREFIX: Final = "unknown#"
+"""Begins the names in the audit of clients whose name no principal has; no principal may be called so."""
 READ_BYTES = 2**20
 ADVICE = "restore the file, or remove the topic's folder: then the table is empty and the gate off"
 
@@ -100,6 +104,7 @@ class Gate:
         self._clock = clock
         self._settings = settings
         self._changing = asyncio.Lock()
+        self._name_key = secrets.token_bytes(32)
         self._cut_short: dict[str, bytes | None] = {}
         """The entries of a change that a crash cut short, with what they were before."""
 
@@ -113,6 +118,19 @@ class Gate:
     def identity(self, source: str, name: str) -> Identity:
         """Return the identity of a principal that has proved who it is; a name without a principal has no rights."""
         return Identity(source, name, self.table.rights(name) if self.enforcing else None)
+
+    def note_login(self, name: str, source: str, *, refused: str = "", is_known: bool = False) -> str:
+        """Record in the audit that a client has proved a name, or why it has not; return the id of the record.
+
+        Nothing is recorded while the gate is off: then most clients prove nothing. A refused name that no principal
+        has may be a password in the wrong field, and is recorded as a keyed hash unless `is_known`.
+        """
+        if not self.enforcing:
+            return ""
+        if refused and name and not is_known and self.table.principal(name) is None:
+            digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), key=self._name_key, digest_size=4)
+            name = f"{UNKNOWN_PREFIX}{digest.hexdigest()}"
+        return self.audit.login(name, source, refused=refused)
 
     def anonymous(self, source: str) -> Identity:
         """Return the identity of a client that proves nothing."""

@@ -152,7 +152,7 @@ class Callers:
             self._door.succeeded(address, name)
             if (name, address) not in self._logged:
                 self._logged.add((name, address))
-                self._gate.audit.login(name, f"{PROTOCOL}:{address}")
+                self._gate.note_login(name, f"{PROTOCOL}:{address}")
         return caller
 
     def _by_token(self, token: str, address: str) -> Caller:
@@ -161,10 +161,11 @@ class Callers:
         if name is None:
             who = "token" if token_id is None else f"token {token_id}"
             if self._proofs.directory.is_expired_token(token):  # no guess
-                refusal = self._gate.audit.login(who, f"{PROTOCOL}:{address}", refused="expired token")
+                source = f"{PROTOCOL}:{address}"
+                refusal = self._gate.note_login(who, source, refused="expired token", is_known=True)
                 raise InvalidProofError(f"{PROVE_NOTHING} (refusal {refusal})")
             self._check_wait(address, "token")  # nobody guesses a right one, so that right ones never wait
-            raise self._refuse(who, "token", address)
+            raise self._refuse(who, "token", address, is_known=True)
         caller = self._proved(name, address)
         ends = next((one.expires for one in caller.credentials if one.kind == "token" and one.id == token_id), None)
         return caller if ends is None else msgspec.structs.replace(caller, until_ms=ends)
@@ -183,9 +184,10 @@ class Callers:
         if seconds:
             raise TooManyProofsError(f"wrong credentials came before: try again in {math.ceil(seconds)} s")
 
-    def _refuse(self, who: str, guessed: str, address: str) -> BabelbusError:
+    def _refuse(self, who: str, guessed: str, address: str, *, is_known: bool = False) -> BabelbusError:
         self._door.failed(address, guessed)
-        refusal = self._gate.audit.login(who, f"{PROTOCOL}:{address}", refused="wrong password or token")
+        source = f"{PROTOCOL}:{address}"
+        refusal = self._gate.note_login(who, source, refused="wrong password or token", is_known=is_known)
         return InvalidProofError(f"{PROVE_NOTHING} (refusal {refusal})")
 
 

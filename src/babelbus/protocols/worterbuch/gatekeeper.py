@@ -121,7 +121,7 @@ class Gatekeeper:
 
     def login(self, name: str, address: str | None, *, refused: str = "") -> None:
         """Record in the audit that a client has proved a name, or why it has not."""
-        self._gate.audit.login(name, f"{PROTOCOL}:{host_of(address)}", refused=refused)
+        self._gate.note_login(name, f"{PROTOCOL}:{host_of(address)}", refused=refused, is_known=True)
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 
