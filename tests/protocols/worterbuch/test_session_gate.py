@@ -238,6 +238,22 @@ async def test_a_token_and_the_table_both_have_to_grant() -> None:
     assert [one for one in house.audited() if "login" in one[0]] == [("login-refused", "me", ""), ("login", "me", "")]
 
 
+@in_loop
+async def test_a_token_cannot_name_a_client_of_a_list() -> None:
+    house = House(key=SECRET)
+    for origin in ("client lists", "zbus.auth_file"):
+        house.gate.import_entries(origin, [Principal("me", ("admin",))])
+        talker = Talker(house.hub)
+        [refused] = [one["err"] for one in talker.ask(authorize(read=["#"], write=["#"])) if "err" in one]
+        assert refused["errorCode"] == UNAUTHORIZED
+        house.gate.import_entries(origin, [])
+    house.gate.import_entries("client lists", [Principal("me", ("admin",))])
+    await house.grant(("me", "subscribe", "a/#"), add=[Principal("me")])
+    talker = Talker(house.hub)
+    talker.ask(authorize(read=["#"], write=["#"]))
+    assert [talker.code(request) for request in (get(1, "a"), put(2, "b", 1))] == [5, UNAUTHORIZED]
+
+
 @pytest.mark.parametrize("access", ["off", "enforce"])
 @in_loop
 async def test_logins_and_wrong_tokens_stand_in_the_audit_while_the_gate_is_on(
