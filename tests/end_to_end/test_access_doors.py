@@ -157,6 +157,21 @@ def test_every_route_asks_for_the_right_that_it_needs(tmp_path: Path) -> None:
     with_server(test, tmp_path)
 
 
+def test_paths_of_the_machine_are_told_to_administrators_alone(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        token = make_token(0)
+        await put(server, Principal("guest", (), (token.credential,)))
+        async with api(server, read_token(server.folder)) as boss, api(server, token.secret) as guest:
+            told = [(await caller("GET", "/api/server"))[1] for caller in (boss, guest)]
+        assert server.addresses["sbus"].startswith("/")
+        assert (told[0]["data_folder"], told[0]["addresses"]) == (server.folder, server.addresses)
+        assert str(tmp_path) not in str(told[1])
+        assert told[1]["addresses"]["jebp"] == server.addresses["jebp"]
+        assert told[1]["version"] == told[0]["version"]
+
+    with_server(test, tmp_path)
+
+
 def test_a_principal_does_what_is_granted_under_its_own_name(tmp_path: Path) -> None:
     async def test(server: Server) -> None:
         token = make_token(0)
