@@ -314,7 +314,7 @@ def check_topic(principal: Identity, action: Action, name: str) -> None:
 ADMIN_TOPICS = frozenset(("$access", "$audit"))
 CLIENT_ACTIONS = (Action.PUBLISH, Action.SUBSCRIBE, Action.READ, Action.CONSUME, Action.WRITE_STATE)
 CLIENT_ROWS = tuple(Row("role:client", action.value, "#") for action in CLIENT_ACTIONS)
-"""The rights of a client in the lists of jebp: everything but to make and to remove topics."""
+"""The rights of a client in the lists of jebp: every action but to manage and to administer."""
 ADMIN_ROWS = (Row("role:admin", ANY_ACTION, "#"),)
 CLIENT_RIGHTS = Rights("client", (RowSet(CLIENT_ROWS),))
 ADMIN_RIGHTS = Rights("admin", (RowSet(ADMIN_ROWS),))
