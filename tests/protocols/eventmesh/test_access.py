@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
-from babelbus.config import AccessSettings, EventmeshSettings, TlsSettings
+from babelbus.config import AccessSettings, EventmeshSettings, QuotaSettings, TlsSettings
 from babelbus.core.access import SERVER, Effect, Principal, Row
 from babelbus.core.subject import exactly
 from babelbus.identities.directory import make_client_name
@@ -285,6 +285,25 @@ def stack() -> Iterator[ExitStack]:
 
 def alice(kind: type[Client], house: House, stack: ExitStack) -> Client:
     return kind(house, stack, "alice", PASSWORD)
+
+
+def test_a_quota_that_is_used_up_is_an_overload(house: House, stack: ExitStack) -> None:
+    few = tuple(msgspec.structs.replace(one, quotas=QuotaSettings(requests=1)) for one in PRINCIPALS)
+    topic, broker = house.topic("quota/a"), house.live.server.broker
+    house.set(("alice", "publish", topic), principals=few)
+    one = house.live.server.gate.identity("test", "alice")
+    responder = house.live.call(lambda: broker.responders.add(exactly(topic), lambda question: None, "", SERVER))
+    deadline = broker._clock.monotonic() + 600
+    house.live.call(lambda: broker.request(topic, b"", (), deadline, one) and None)
+    fields = {"producergroup": "P", "topic": topic, "content": "x", "bizseqno": "1", "uniqueid": "2"}
+    legacy, events = LegacyGrpc(house, stack, "alice", PASSWORD), EventsGrpc(house, stack, "alice", PASSWORD)
+    assert Http(house, stack, "alice", PASSWORD).ask("101", fields)["retCode"] == 23
+    answer = legacy.mesh.ask("requestReply", legacy.mesh.publication(topic, "x"))
+    assert answer.content.count('"21"') == 1
+    with pytest.raises(grpc.RpcError) as refused:
+        events.mesh.ask("requestReply", events.mesh.publication(topic, "x"))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    house.live.call(lambda: broker.responders.remove(responder))
 
 
 @EVERY
