@@ -250,8 +250,12 @@ class Broker(Catalog):
             return Receipt.refused(UnknownTopicError(f"there is no topic {name!r}"))
         principal = publication.principal
         rights = principal.rights
-        if rights is not None and not rights.may_topic(Action.PUBLISH, name):
-            refused = self._refuse_records(principal, topic, publication)
+        if rights is not None:
+            refused = None
+            if not rights.may_topic(Action.PUBLISH, name):
+                refused = self._refuse_records(principal, topic, publication)
+            if refused is None and topic.has_letters:
+                refused = self.refuse_letters(principal, topic)
             if refused is not None:
                 return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:

@@ -211,6 +211,21 @@ async def test_groups_need_consume_and_their_owner_may_manage_them() -> None:
 
 
 @in_loop
+async def test_dead_letters_are_written_by_who_may_publish_to_their_sources() -> None:
+    house = House(("alice", "publish", "failed"), ("alice", "publish", "dead-letters/#"), ("bob", "publish", "#"))
+    for name in ("secret", "failed", "dead-letters/g"):
+        house.bus.topic(name)
+    publish = house.broker.publish
+    assert publish(Publication(house.alice, "test", events_of("failed"))).error is None
+    house.broker.add_source("failed", "secret").result()
+    for topic in ("failed", "dead-letters/g"):  # where letters come from whose sources nobody knows
+        assert isinstance(publish(Publication(house.alice, "test", events_of(topic))).error, AccessRefusedError)
+        assert publish(Publication(house.bob, "test", events_of(topic))).error is None
+    house.set(("alice", "publish", "failed"), ("alice", "publish", "secret/#"))
+    assert publish(Publication(house.alice, "test", events_of("failed"))).error is None
+
+
+@in_loop
 async def test_requests_need_publish_and_who_answers_subscribe() -> None:
     house = House(("alice", "publish", "ask/#"), ("bob", "subscribe", "ask/#"))
     responders = house.broker.responders

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import msgspec
 
 from babelbus.core.access import CLIENT, SERVER, Action, Identity
-from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
+from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.topic import Topic, event_of
 from babelbus.core.work import Work, Writer
 from babelbus.errors import BabelbusError, StorageError
