@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 
@@ -17,7 +18,7 @@ from babelbus.core.subject import EVERYTHING, PathPattern, below, exactly
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
-from tests.support.bus import NOW, Bus, in_loop
+from tests.support.bus import NOW, Bus, in_loop, turns
 
 BOSS = Identity("admin", "boss", None)
 DENY = Effect.DENY
@@ -223,6 +224,39 @@ async def test_dead_letters_are_written_by_who_may_publish_to_their_sources() ->
         assert publish(Publication(house.bob, "test", events_of(topic))).error is None
     house.set(("alice", "publish", "failed"), ("alice", "publish", "secret/#"))
     assert publish(Publication(house.alice, "test", events_of("failed"))).error is None
+
+
+@in_loop
+async def test_groups_of_one_name_on_topics_of_two_tenants_share_no_dead_letters() -> None:
+    house = House(("alice", "*", "a/#"), ("bob", "*", "b/#"))
+    for name in ("a/work", "b/work"):
+        house.bus.topic(name)
+    groups = house.bus.broker.open_groups(house.bus.files, "data")
+    settings = GroupSettings(ack="explicit", retry_seconds=0, attempts_max=1)
+    first = groups.create("a/work", "g", settings, principal=house.alice)
+    second = groups.create("b/work", "g", settings, principal=house.bob)
+    assert [one.settings.dead_letter_topic for one in (first, second)] == [None, "dead-letters/g%40b/work"]
+    groups.alter("b/work", "g", {"dead_letter_topic": None}, house.bob)
+    assert second.settings.dead_letter_topic == "dead-letters/g%40b/work"
+    for group, principal in ((first, house.alice), (second, house.bob)):
+        await house.broker.publish(Publication(BOSS, "test", events_of(group.topic.name))).wait()
+        member = group.join(lambda _: None, credit=0, principal=principal)
+        taken = [*chain.from_iterable(member.take(1))]
+        assert taken
+        member.reject(taken)
+        await turns()
+        house.bus.clock.advance(1)
+        group.tick()
+        await groups.commit()
+        member.leave()
+    sources = [house.broker.topic(f"dead-letters/{name}").sources for name in ("g", "g%40b/work")]
+    assert sources == [("a/work",), ("b/work",)]
+    groups.remove("a/work", "g")
+    third = groups.create("b/work", "h", settings, principal=house.bob)
+    house.bus.topic("b/more")
+    again = groups.create("b/more", "g", settings, principal=house.bob)  # letters outlive their group
+    assert (third.settings.dead_letter_topic, again.settings.dead_letter_topic) == (None, "dead-letters/g%40b/more")
+    await groups.close()
 
 
 @in_loop
