@@ -26,6 +26,8 @@ from babelbus.core.access import (
     Narrowing,
     check_topic,
     may_topic,
+    name_of_owner,
+    owner_of,
     refusal,
     subjects_of_topic,
 )
@@ -164,7 +166,7 @@ class Catalog:
             backend = self._backend(kept.settings.engine)
             self._add_topic(name, kept, self._open_logs(backend, name, kept.settings, range(kept.partitions)))
             if kept.owner:
-                self.quotas.restore(kept.owner, "topics")
+                self.quotas.restore(name_of_owner(kept.owner), "topics")
         names = {*self._topics, *self._topics.damaged}
         self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
         return finished
@@ -357,11 +359,11 @@ class Catalog:
         source: str | None,
     ) -> Topic:
         check_topic(principal, Action.MANAGE, name)
-        kept = self._check_new(name, partitions, settings, "" if principal.rights is None else principal.name)
+        kept = self._check_new(name, partitions, settings, owner_of(principal))
         if source is not None:
             kept = msgspec.structs.replace(kept, sources=tuple(sorted(self._with_sources(source))))
         if kept.owner:
-            self.quotas.take(kept.owner, "topics")
+            self.quotas.take(name_of_owner(kept.owner), "topics")
         try:
             engine = kept.settings.engine
             if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
@@ -441,7 +443,7 @@ class Catalog:
 
     def _give_topic(self, owner: str) -> None:
         if owner:
-            self.quotas.give(owner, "topics")
+            self.quotas.give(name_of_owner(owner), "topics")
 
     def _hide(self, name: str, store: Store) -> list[tuple[Store, str]]:
         """Remove a topic from its stores, durably; return where and under which token its space is left. Blocks.
@@ -528,7 +530,7 @@ class Catalog:
         rights = principal.rights
         if rights is None or may_topic(principal, Action.MANAGE, name):
             return True
-        if owner in ("", ANONYMOUS) or owner != principal.name:  # what a stranger made belongs to no stranger
+        if owner in ("", ANONYMOUS) or owner != owner_of(principal):  # what a stranger made belongs to no stranger
             return False
         return not rights.denies(Action.MANAGE, *subjects_of_topic(name))
 

@@ -7,8 +7,9 @@ from itertools import chain
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.core.access import AccessRefusedError, Action, Effect, Identity, Narrowing, Principal, Row
+from babelbus.core.access import AccessRefusedError, Action, Effect, Identity, Narrowing, Principal, Row, owner_of
 from babelbus.core.access.gate import Gate
+from babelbus.core.access.table import edits_for
 from babelbus.core.groups import GroupSettings, at_offset
 from babelbus.core.publish import Bodies, Payloads, Publication
 from babelbus.core.record import Event
@@ -257,6 +258,52 @@ async def test_groups_of_one_name_on_topics_of_two_tenants_share_no_dead_letters
     again = groups.create("b/more", "g", settings, principal=house.bob)  # letters outlive their group
     assert (third.settings.dead_letter_topic, again.settings.dead_letter_topic) == (None, "dead-letters/g%40b/more")
     await groups.close()
+
+
+@in_loop
+async def test_a_new_principal_owns_nothing_that_a_former_one_of_its_name_has_made() -> None:
+    house = House(wildcards="narrow")
+    groups = house.broker.open_groups(house.bus.files, "data")
+    boss = Principal("carol", ("sensors",))
+    await house.gate.put([boss, Row("carol", "*", "mine/#")], BOSS)
+    carol = house.gate.identity("test:carol", "carol")
+    await house.broker.create_topic("mine/a", principal=carol)
+    groups.create("mine/a", "g", principal=carol)
+    await house.gate.put([Principal("carol", ("others",)), Row("carol", "consume", "mine/#")], BOSS)
+    await house.gate.remove([Row("carol", "*", "mine/#")], BOSS)
+    await house.broker.alter_topic("mine/a", {"ack": "written"}, carol)  # who has other roles is the same
+    owner = house.broker.topic("mine/a").owner
+    assert house.gate.owner("test", owner).rights is carol.rights
+    await house.gate.remove([boss], BOSS)
+    await house.gate.put([boss], BOSS)
+    for principal in (carol, house.gate.identity("test:carol", "carol")):
+        with pytest.raises(AccessRefusedError):
+            await house.broker.alter_topic("mine/a", {"ack": "flushed"}, principal)
+        with pytest.raises(AccessRefusedError):
+            groups.remove("mine/a", "g", principal)
+    rights = house.gate.owner("test", owner).rights
+    assert rights is not None
+    assert not rights.may(Action.CONSUME, "mine/a")
+    await groups.close()
+    again = await house.bus.restart()
+    gate = again.open_gate("enforce")
+    assert again.broker.topic("mine/a").owner == owner
+    assert gate.owner("test", owner).rights is not gate.table.rights("carol")
+    await again.broker.close()
+
+
+@in_loop
+async def test_owners_of_before_there_were_ids_are_known_by_their_names() -> None:
+    house = House(("alice", "consume", "a"))
+    house.gate.table.apply(edits_for([Principal("dave")]))  # as an old table has it
+    dave = house.gate.identity("test:dave", "dave")
+    assert owner_of(dave) == "dave"
+    await house.gate.put([Principal("dave", ("sensors",))], BOSS)
+    assert (owner_of(dave), house.gate.owner("test", "dave").rights) == ("dave", dave.rights)
+    await house.gate.remove([Principal("dave")], BOSS)
+    await house.gate.put([Principal("dave")], BOSS)
+    assert owner_of(dave) != "dave"
+    assert house.gate.owner("test", "").name == "anonymous"
 
 
 @in_loop

@@ -32,7 +32,9 @@ from babelbus.core.access.rights import (
     covers,
     may,
     may_topic,
+    name_of_owner,
     overlaps,
+    owner_of,
     refusal,
     subjects_of_topic,
 )
@@ -71,7 +73,9 @@ __all__ = [
     "covers",
     "may",
     "may_topic",
+    "name_of_owner",
     "overlaps",
+    "owner_of",
     "refusal",
     "subjects_of_topic",
 ]

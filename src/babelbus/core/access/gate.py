@@ -18,7 +18,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.access.audit import AUDIT_TOPIC, Audit
 from babelbus.core.access.model import ANONYMOUS, SERVER, Identity, InvalidAccessError, Principal, Row
-from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, Rights, RowSet
+from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, NOBODY, Rights, RowSet, name_of_owner, owner_of
 from babelbus.core.access.table import MODE_ID, Edit, Entry, Mode, Table, edits_for, id_of
 from babelbus.core.access.table_file import FILE_ID, FileIds, read_table_file
 from babelbus.core.publish import Publication
@@ -132,6 +132,16 @@ class Gate:
             name = f"{UNKNOWN_PREFIX}{digest.hexdigest()}"
         return self.audit.login(name, source, refused=refused)
 
+    def owner(self, source: str, owner: str) -> Identity:
+        """Return the identity of who is kept as an owner, see `owner_of`; strangers, if nobody is.
+
+        If the principal was removed, it may do nothing, also if another one has its name now.
+        """
+        identity = self.identity(source, name_of_owner(owner) or ANONYMOUS)
+        if owner and identity.rights is not None and owner_of(identity) != owner:
+            return Identity(source, identity.name, NOBODY.rights)
+        return identity
+
     def anonymous(self, source: str) -> Identity:
         """Return the identity of a client that proves nothing."""
         return self.identity(source, ANONYMOUS)
@@ -204,6 +214,7 @@ class Gate:
             if version is not None and version != self.table.version:
                 raise AccessConflictError(version, self.table.version)
             entries = self.table.entries
+            edits = [(id_, self._with_id(id_, entry)) for id_, entry in edits]
             edits = [(id_, entry) for id_, entry in edits if entries.get(id_) != entry]
             self.table.check(edits)
             if not edits:
@@ -215,6 +226,13 @@ class Gate:
             self.audit.changed(by, self.table.version, _shown(before), _shown(after))
             self._tell()
             return self.table.version
+
+    def _with_id(self, id_: str, entry: Entry | None) -> Entry | None:
+        """Return an entry; a principal keeps the id that it has, a new one gets a new id."""
+        if not isinstance(entry, Principal):
+            return entry
+        known = self.table.entries.get(id_)
+        return msgspec.structs.replace(entry, id=known.id if isinstance(known, Principal) else secrets.token_hex(8))
 
     async def put(self, entries: Sequence[Entry], by: Identity, *, version: int | None = None) -> int:
         """Add entries, or replace those with the same ids; see `change`."""

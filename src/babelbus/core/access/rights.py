@@ -145,10 +145,12 @@ Refused = Callable[[Identity, Action, str], str]
 class Rights:
     """The rights of one principal, a live object; `version` rises when the rows behind it change."""
 
-    __slots__ = ("__weakref__", "_answers", "_refused", "_sets", "_topics", "name", "version")
+    __slots__ = ("__weakref__", "_answers", "_refused", "_sets", "_topics", "id", "name", "version")
 
     def __init__(self, name: str, sets: Iterable[RowSet] = (), refused: Refused | None = None) -> None:
         self.name = name
+        self.id = ""
+        """The id of the principal; see `Principal.id`."""
         self._refused = refused
         self.version = 0
         self._answers: dict[Action, dict[str, bool]] = {action: {} for action in Action}
@@ -242,6 +244,22 @@ def subjects_of_topic(name: str) -> tuple[Pattern, ...]:
 
 STATE_TOPIC: Final = "$state"
 """It holds values of every subject."""
+
+
+def owner_of(principal: Identity) -> str:
+    """Return what is kept as the owner of something that a principal makes, empty if nobody asks for its rights.
+
+    It is the name, and the id behind a line end, which no name has: a later principal of this name owns nothing of it.
+    """
+    rights = principal.rights
+    if rights is None:
+        return ""
+    return f"{principal.name}\n{rights.id}" if rights.id else principal.name
+
+
+def name_of_owner(owner: str) -> str:
+    """Return the name of the principal that `owner_of` was asked about."""
+    return owner.partition("\n")[0]
 
 
 def may(principal: Identity, action: Action, subject: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import SERVER, Action, Identity
+from babelbus.core.access import SERVER, Action, Identity, owner_of
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, own_topic_name, topic_name
 from babelbus.core.groups.group import Group
@@ -134,8 +134,8 @@ class Groups:
         self._check(owner, name, settings)
         self._check_letters(principal, settings)
         settings = self._keep_apart(principal, owner, name, settings)
-        made_by = "" if principal.rights is None else principal.name
-        group = self._make(owner, StoredGroup(topic, name, settings, False, self._clock.now_ms(), {}, made_by))
+        made_ms, made_by = self._clock.now_ms(), owner_of(principal)
+        group = self._make(owner, StoredGroup(topic, name, settings, False, made_ms, {}, made_by))
         self._groups[topic, name] = group
         if start.partition is not None:
             group.seek(END)
