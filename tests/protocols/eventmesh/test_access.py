@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
+from babelbus.clock import ManualClock, SystemClock
 from babelbus.config import AccessSettings, EventmeshSettings, QuotaSettings, TlsSettings
 from babelbus.core.access import SERVER, Effect, Principal, Row
 from babelbus.core.subject import exactly
@@ -285,6 +286,22 @@ def stack() -> Iterator[ExitStack]:
 
 def alice(kind: type[Client], house: House, stack: ExitStack) -> Client:
     return kind(house, stack, "alice", PASSWORD)
+
+
+def test_a_session_ends_when_the_password_that_opened_it_expires(tmp_path: Path, stack: ExitStack) -> None:
+    clock = ManualClock(SystemClock().now_ms())
+    live = stack.enter_context(LiveServer(config_of(tmp_path), clock=clock))
+    credential = msgspec.structs.replace(make_password(PASSWORD, 0), expires=clock.now_ms() + 60_000)
+    house = House(live)
+    house.set(("alice", "publish", "a"), principals=(Principal("alice", (), (credential,)),))
+    client = Tcp(house, stack, "alice", PASSWORD)
+    assert client.publish(house.topic("a"))[0]
+    clock.advance(59)
+    live.call(live.server.gate.expire)
+    assert client.publish("a")[0]
+    clock.advance(1)
+    live.call(live.server.gate.expire)
+    assert client.session.next()[0]["cmd"] == "SERVER_GOODBYE_REQUEST"
 
 
 def test_a_quota_that_is_used_up_is_an_overload(house: House, stack: ExitStack) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -39,6 +40,8 @@ VERSION_ID = '["version"]'
 UNKNOWN_PREFIX: Final = "unknown#"
 """Begins the names in the audit of clients whose name no principal has; no principal may be called so."""
 READ_BYTES = 2**20
+EXPIRE_SECONDS = 1.0
+"""How late a session may end whose credential has expired."""
 ADVICE = "restore the file, or remove the topic's folder: then the table is empty and the gate off"
 
 
@@ -102,8 +105,13 @@ class Gate:
         self.admin_rights = Rights("admin", [RowSet(ADMIN_ROWS)], self.audit.refused)
         self._door = door
         self._clock = clock
+        self._loop = loop
         self._settings = settings
         self._changing = asyncio.Lock()
+        self._expires_ms = math.inf
+        """When the next credential of the table expires."""
+        self._asked_ms = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._name_key = secrets.token_bytes(32)
         self._cut_short: dict[str, bytes | None] = {}
         """The entries of a change that a crash cut short, with what they were before."""
@@ -162,6 +170,7 @@ class Gate:
             raise StorageError(f"topic {ACCESS_TOPIC!r}, the table of access, is damaged: {error}; {ADVICE}") from error
         self.table.apply(edits)
         self.table.version = 0 if last is None else last.version
+        self._find_next_expiry()
 
     def _read(self, topic: Topic) -> tuple[dict[str, bytes], _Version | None]:
         """Return the entries up to the last whole change, and the record that ends it."""
@@ -294,12 +303,35 @@ class Gate:
         self._cut_short = {}
         self.table.version = version.version
 
+    def watch(self) -> None:
+        """Call `expire` every second from now on."""
+        self._timer = self._loop.call_later(EXPIRE_SECONDS, self.watch)
+        self.expire()
+
+    def expire(self) -> None:
+        """Tell who hears of changes when a credential has expired since the last call: its sessions end."""
+        now = self._clock.now_ms()
+        if now >= self._expires_ms:
+            self._tell()
+        elif now < self._asked_ms:  # the clock was set back: what had expired is valid again
+            self._find_next_expiry()
+        self._asked_ms = now
+
+    def _find_next_expiry(self) -> None:
+        now = self._clock.now_ms()
+        principals = self.table.principals()
+        ends = [one.ends_ms for principal, _ in principals for one in principal.credentials if one.is_valid(now)]
+        self._expires_ms = min(ends, default=math.inf)
+
     def _tell(self) -> None:
+        self._find_next_expiry()
         for listener in self.on_changed:
             listener()
 
     async def close(self) -> None:
         """Write what the audit has folded."""
+        if self._timer is not None:
+            self._timer.cancel()
         with contextlib.suppress(BabelbusError):
             await self.audit.close()
 
