@@ -78,6 +78,26 @@ def test_principals_are_shown_changed_rotated_and_removed(near: Near) -> None:
     assert "paul" not in near.run("principals", "list")
 
 
+def test_quotas_of_a_principal_are_set_shown_and_taken_away(near: Near) -> None:
+    near.run("principals", "add", "quinn", "--quota", "publish_bytes_per_second=1MiB", "--quota", "connections=2")
+    near.run("principals", "change", "quinn", "--quota", "read-bytes-per-second=1.5KiB", "--quota", "connections=none")
+    (shown,) = near.rows("principals", "show", "quinn", "--json")
+    assert shown["quotas"] == {"publish_bytes_per_second": 2**20, "read_bytes_per_second": 1536}
+    text = near.run("principals", "show", "quinn")
+    assert "1 MiB/s" in text
+    assert "1536 B/s" in text
+    near.run("principals", "change", "quinn", "--role", "readers")
+    assert near.rows("principals", "show", "quinn", "--json")[0]["quotas"] == shown["quotas"]
+    for wrong, reason in (
+        ("disks=3", "one of publish_bytes_per_second"),
+        ("connections=many", "no whole number"),
+        ("connections=0", "at least 1"),
+        ("read_bytes_per_second=fast", "is no size"),
+    ):
+        assert reason in near.run("principals", "change", "quinn", "--quota", wrong, code=2)
+    near.run("principals", "remove", "quinn", "--yes")
+
+
 def test_clients_of_the_lists_are_principals_that_are_changed_there(near: Near) -> None:
     assert "client lists" in near.run("principals", "list")
     assert "babelbus clients" in near.run("principals", "remove", "admin", "--yes", code=1)

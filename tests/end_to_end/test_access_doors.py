@@ -13,6 +13,7 @@ import pytest
 from babelbus.cli.api import basic, bearer
 from babelbus.client import Client
 from babelbus.clients.sbus import Client as SbusClient
+from babelbus.clock import SystemClock
 from babelbus.config import AccessSettings, Config
 from babelbus.core.access import SERVER, Credential, Effect, Principal, Row
 from babelbus.core.access.table import Entry
@@ -23,7 +24,7 @@ from babelbus.identities.tokens import make_token
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.server.app import Server
 from babelbus.web.token import read_token
-from tests.support.bus import SAFETY_NET_SECONDS, in_loop
+from tests.support.bus import SAFETY_NET_SECONDS, in_loop, turns
 from tests.support.sbus import configured as sbus_configured
 from tests.support.sbus import heard_before_barrier, join
 from tests.support.server import LiveServer, configure, running
@@ -157,6 +158,21 @@ def test_every_route_asks_for_the_right_that_it_needs(tmp_path: Path) -> None:
     with_server(test, tmp_path)
 
 
+def test_paths_of_the_machine_are_told_to_administrators_alone(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        token = make_token(0)
+        await put(server, Principal("guest", (), (token.credential,)))
+        async with api(server, read_token(server.folder)) as boss, api(server, token.secret) as guest:
+            told = [(await caller("GET", "/api/server"))[1] for caller in (boss, guest)]
+        assert server.addresses["sbus"].startswith("/")
+        assert (told[0]["data_folder"], told[0]["addresses"]) == (server.folder, server.addresses)
+        assert str(tmp_path) not in str(told[1])
+        assert told[1]["addresses"]["jebp"] == server.addresses["jebp"]
+        assert told[1]["version"] == told[0]["version"]
+
+    with_server(test, tmp_path)
+
+
 def test_a_principal_does_what_is_granted_under_its_own_name(tmp_path: Path) -> None:
     async def test(server: Server) -> None:
         token = make_token(0)
@@ -183,12 +199,14 @@ def test_wrong_proofs_are_refused_recorded_and_have_to_wait(tmp_path: Path) -> N
         async with api(server, auth=("alice", "wrong horse")) as thief:
             assert (await thief("GET", "/api/access"))[0] == 401
             assert (await thief("GET", "/api/access"))[0] == 429
+        async with api(server, auth=("wrong horse", "alice")) as absent:  # both in the wrong field
+            assert (await absent("GET", "/api/access"))[0] == 401
         async with api(server) as nobody:
             assert (await nobody("GET", "/api/access"))[0] == 401
             assert (await nobody("GET", "/metrics"))[0] == 401
             assert (await nobody("GET", "/health"))[0] == 200
         refused = [one for one in await audit(server) if one["kind"] == "login-refused"]
-        assert [one["principal"] for one in refused] == ["alice"]
+        assert [one["principal"].partition("#")[0] for one in refused] == ["alice", "unknown"]
         assert "wrong horse" not in str(refused)
 
     with_server(test, tmp_path)
@@ -254,6 +272,94 @@ def test_two_who_change_one_principal_at_once_lose_nothing(tmp_path: Path) -> No
             assert sorted(status for status, _ in answers) == [200, 409]
 
     with_server(test, tmp_path)
+
+
+class ShiftedClock(SystemClock):
+    """The time of this machine, and some more."""
+
+    __slots__ = ("shift_ms",)
+
+    def __init__(self) -> None:
+        self.shift_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.shift_ms
+
+
+DAY_MS = 86_400_000
+
+
+def expiring(credential: Credential) -> Credential:
+    return msgspec.structs.replace(credential, expires=SystemClock().now_ms() + DAY_MS)
+
+
+def test_a_live_answer_ends_when_the_token_or_password_of_its_caller_expires(tmp_path: Path) -> None:
+    @in_loop
+    async def run() -> None:
+        clock = ShiftedClock()
+        async with running(enforcing(configure(tmp_path, admin=True)), clock) as server:
+            token, other = make_token(0), make_token(0)
+            password = make_password(PASSWORD, 0)
+            credentials = (expiring(token.credential), other.credential, expiring(password))
+            await put(server, Principal("guest", (), credentials), Row("guest", "subscribe", "#"))
+            callers = [api(server, token.secret), api(server, auth=("guest", PASSWORD)), api(server, other.secret)]
+            async with callers[0] as first, callers[1] as second, callers[2] as third:
+                answers = [await one.open("/api/listen?pattern=%23") for one in (first, second, third)]
+                for answer in answers:
+                    assert await answer.content.readline() == b"\n"
+                server.gate.expire()
+                assert not any(answer.content.at_eof() for answer in answers)
+                clock.shift_ms = DAY_MS
+                server.gate.expire()
+                for answer in answers[:2]:
+                    with pytest.raises(aiohttp.ClientPayloadError):
+                        await answer.content.read()
+                async with api(server, read_token(server.folder)) as boss:
+                    assert (await boss("POST", "/api/send", {"subject": "a", "payload": "x"}))[0] == 200
+                assert msgspec.json.decode(await answers[2].content.readline())["subject"] == "a"
+                for answer in answers:
+                    answer.close()
+
+    run()
+
+
+def test_a_jebp_connection_ends_when_its_certificate_expires(tmp_path: Path) -> None:
+    @in_loop
+    async def run() -> None:
+        clock = ShiftedClock()
+        async with running(enforcing(configure(tmp_path)), clock) as server:
+            alice = Identity.generate()
+            made = principal("alice", alice)
+            credentials = tuple(expiring(one) for one in made.credentials)
+            await put(server, msgspec.structs.replace(made, credentials=credentials), Row("alice", "publish", "#"))
+            await server.broker.create_topic("mine")
+            connections = server.services["jebp"].listeners.connections  # type: ignore[attr-defined]
+            async with Client(server.addresses["jebp"], identity=alice) as client:
+                await client.publish("mine", b"1")
+                (connection,) = connections
+                clock.shift_ms = DAY_MS
+                assert connection._session.principal == "alice"
+                server.gate.expire()
+                assert connection._session.principal is None
+                async with asyncio.timeout(SAFETY_NET_SECONDS):
+                    while connection in connections:
+                        await turns()
+
+    run()
+
+
+def test_an_sbus_connection_ends_when_the_row_of_its_process_expires(tmp_path: Path) -> None:
+    clock = ShiftedClock()
+    with LiveServer(enforcing(sbus_configured(tmp_path)), clock=clock) as live:
+        me = Principal("me", (), (expiring(make_process(0, uid=os.getuid())),))
+        live.run(lambda: live.server.gate.put([me, Row("me", "subscribe", "a/#")], SERVER))
+        with SbusClient(live.server.addresses["sbus"], timeout_seconds=SAFETY_NET_SECONDS) as client:
+            client.subscribe(b"a/")
+            live.until(lambda: live.server.broker.router.count > 0)
+            clock.shift_ms = DAY_MS
+            live.call(live.server.gate.expire)
+            with pytest.raises(ConnectionError):
+                client.receive()
 
 
 # -- jebp ------------------------------------------------------------------------------------------------------------

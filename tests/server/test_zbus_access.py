@@ -242,7 +242,8 @@ def test_a_key_that_is_unknown_or_a_wrong_signature_is_refused_and_stands_in_the
     found = {(one.kind, one.principal, one.reason) for one in records}
     assert ("login", "alice", "") in found
     assert ("login-refused", "key-alice", "signature mismatched") in found
-    assert ("login-refused", "key-mallory", "apiKey not exists") in found
+    [unknown] = [one.principal for one in records if one.reason == "apiKey not exists"]
+    assert unknown.startswith("unknown#")  # it may be a secret in the wrong field
     [refusal] = [one for one in records if one.id and one.id in refused]
     assert (refusal.kind, refusal.principal, refusal.action, refusal.subject) == ("refusal", "bob", "publish", "Q")
     assert not any(secret in str(record) for record in records for secret in bus.secrets.values())
@@ -316,6 +317,24 @@ def test_a_mask_has_the_rights_of_its_owner_when_it_is_executed(bus: Bus) -> Non
     with bus.join("alice") as client:
         assert client.status("sub", mq="Q", channel="D") == 200
     bus.live.until(lambda: not bus.broker.has_topic("Q"))
+
+
+def test_a_mask_from_before_the_gate_has_the_rights_of_strangers(tmp_path: Path) -> None:
+    with enforcing(tmp_path, "off") as live:
+        bus = Bus(live)
+        with bus.join() as client:
+            assert client.status("create", mq="Q", mqMask=1, channel="D") == 200
+        bus.set(("alice", "consume", "#"), ("anonymous", "manage", "free/#"))
+        live.run(lambda: bus.gate.enable(SERVER))
+        with bus.join("alice") as client:
+            assert client.status("sub", mq="Q", channel="D") == 200
+        live.until(lambda: not bus.broker.groups.get("Q", "D").members)
+        assert ("anonymous", "manage") in [(one.principal, one.action) for one in bus.audit()]
+        assert live.call(lambda: bus.broker.has_topic("Q"))
+        bus.set(("alice", "consume", "#"), ("anonymous", "manage", "Q/#"))
+        with bus.join("alice") as client:
+            assert client.status("sub", mq="Q", channel="D") == 200
+        live.until(lambda: not bus.broker.has_topic("Q"))
 
 
 def test_the_gate_turned_on_asks_connections_that_are_open(tmp_path: Path) -> None:

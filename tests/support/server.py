@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from babelbus.clock import Clock
 from babelbus.config import (
     AdminSettings,
     Config,
@@ -73,9 +74,9 @@ def connections_of(server: Server) -> list[Connection]:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Server]:
+async def running(config: Config, clock: Clock | None = None) -> AsyncIterator[Server]:
     """A server in the event loop of the test."""
-    server = Server(config)
+    server = Server(config, clock)
     await server.start()
     try:
         yield server
@@ -91,8 +92,11 @@ async def _print_tasks() -> None:
 class LiveServer:
     """Runs from `with` to its end; `call` does something in its event loop."""
 
-    def __init__(self, config: Config, *, use_uvloop: bool = True, files: FileSystem | None = None) -> None:
+    def __init__(
+        self, config: Config, *, use_uvloop: bool = True, files: FileSystem | None = None, clock: Clock | None = None
+    ) -> None:
         self.config = config
+        self._clock = clock
         self._files = files
         self._use_uvloop = use_uvloop
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -113,7 +117,7 @@ class LiveServer:
 
     async def _serve(self) -> None:
         self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
-        self.server = Server(self.config, files=self._files)
+        self.server = Server(self.config, self._clock, files=self._files)
         await self.server.start()
         self._ready.set()
         await self._asked.wait()

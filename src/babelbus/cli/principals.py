@@ -9,6 +9,7 @@ from babelbus.cli.api import path_of
 from babelbus.cli.command import BusGroup, ask_first, examples, json_option, yes_option
 from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import human_time, print_all, print_json, print_line, print_table
+from babelbus.cli.quotas import quota_option, show_quotas
 from babelbus.cli.target import Target, admin_options
 
 
@@ -33,16 +34,21 @@ def principals() -> None:
         "babelbus principals add sensor7 --role sensors --api-key",
         "babelbus principals add alice --role admin --password",
         "babelbus principals add grafana --token --expires 90d",
+        "babelbus principals add acme --token --quota connections=20 --quota publish_bytes_per_second=1MiB",
     ),
 )
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role; may be given several times.")
+@quota_option
 @credential_options
 @json_option
 @admin_options
-def add(target: Target, name: str, roles: tuple[str, ...], as_json: bool, asked: Asked) -> None:
+def add(
+    target: Target, name: str, roles: tuple[str, ...], quotas: dict[str, int | None], as_json: bool, asked: Asked
+) -> None:
     """Add a principal. Secrets that the server makes are shown once; passwords are never arguments."""
-    body = {"name": name, "roles": roles, "credentials": asked.credentials, "issue": asked.issue}
+    body: dict[str, object] = {"name": name, "roles": roles, "credentials": asked.credentials, "issue": asked.issue}
+    body |= {"quotas": quotas} if quotas else {}
     made = target.api().call("POST", "/api/principals", body)
     if as_json:
         print_json(made)
@@ -71,7 +77,7 @@ def list_principals(target: Target, as_json: bool) -> None:
 @json_option
 @admin_options
 def show(target: Target, name: str, as_json: bool) -> None:
-    """Show a principal: its roles, its credentials without their secrets, and its rows."""
+    """Show a principal: its roles, its credentials without their secrets, its quotas, and its rows."""
     found = target.api().call("GET", path_of("principals", name))
     if as_json:
         print_json(found)
@@ -83,14 +89,22 @@ def show(target: Target, name: str, as_json: bool) -> None:
     ]
     if credentials:
         print_table(("Kind", "Credential", "Made", "Expires"), credentials)
+    show_quotas(found)
     rows = [(row["who"], row["action"], row["pattern"], row["effect"]) for row in found["rows"]]
     print_table(("Who", "Action", "Pattern", "Effect"), rows)
 
 
-@principals.command("change", epilog=examples("babelbus principals change sensor7 --role sensors --role readers"))
+@principals.command(
+    "change",
+    epilog=examples(
+        "babelbus principals change sensor7 --role sensors --role readers",
+        "babelbus principals change sensor7 --quota subscriptions=10 --quota topics=none",
+    ),
+)
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="The roles from now on, each one.")
 @click.option("--no-roles", is_flag=True, help="No roles from now on.")
+@quota_option
 @credential_options
 @click.option(
     "--remove-credential",
@@ -106,16 +120,25 @@ def change(
     name: str,
     roles: tuple[str, ...],
     no_roles: bool,
+    quotas: dict[str, int | None],
     removed: tuple[str, ...],
     as_json: bool,
     asked: Asked,
 ) -> None:
-    """Replace the roles of a principal, add credentials, or remove them."""
-    if (roles and no_roles) or not (roles or no_roles or removed or asked.kinds):
-        raise click.UsageError("give --role, once for each role, or --no-roles; or a credential to add or to remove")
+    """Replace the roles of a principal, set quotas, add credentials, or remove them.
+
+    Quotas that are not named stay; the first quota of its own ends those of the server for the principal.
+    """
+    if (roles and no_roles) or not (roles or no_roles or quotas or removed or asked.kinds):
+        raise click.UsageError(
+            "give --role, once for each role, or --no-roles; a --quota; or a credential to add or to remove"
+        )
     body: dict[str, object] = {"credentials": asked.credentials, "issue": asked.issue, "remove": removed}
     body |= {"roles": roles} if roles or no_roles else {}
-    made = target.api().call("PATCH", path_of("principals", name), body)
+    api, path = target.api(), path_of("principals", name)
+    if quotas:  # the API replaces all of them
+        body["quotas"] = api.call("GET", path).get("quotas", {}) | quotas
+    made = api.call("PATCH", path, body)
     if as_json:
         print_json(made)
     else:

@@ -15,10 +15,9 @@ from babelbus.core.access import (
     AccessRefusedError,
     Action,
     Identity,
-    Narrowing,
     Rights,
+    check_subscription,
     may,
-    overlaps,
     refusal,
 )
 from babelbus.core.access.gate import Gate
@@ -131,6 +130,7 @@ class Broker(Catalog):
         gate.open()
         gate.on_changed += [self.access_changed, self._set_quotas]
         self.gate, self.wildcards = gate, wildcards
+        self.responders.whole_patterns = wildcards == "refuse"
         self._set_quotas()
         return gate
 
@@ -250,8 +250,12 @@ class Broker(Catalog):
             return Receipt.refused(UnknownTopicError(f"there is no topic {name!r}"))
         principal = publication.principal
         rights = principal.rights
-        if rights is not None and not rights.may_topic(Action.PUBLISH, name):
-            refused = self._refuse_records(principal, topic, publication)
+        if rights is not None:
+            refused = None
+            if not rights.may_topic(Action.PUBLISH, name):
+                refused = self._refuse_records(principal, topic, publication)
+            if refused is None and topic.has_letters:
+                refused = self.refuse_letters(principal, topic)
             if refused is not None:
                 return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:
@@ -340,9 +344,7 @@ class Broker(Catalog):
             AccessRefusedError: nothing of the pattern is granted, or a part and `wildcards` is "refuse".
             QuotaExceededError: the principal has as many subscriptions as it may.
         """
-        narrowing = overlaps(principal, Action.SUBSCRIBE, pattern)
-        if narrowing is Narrowing.NONE or (narrowing is Narrowing.PART and self.wildcards == "refuse"):
-            raise refusal(principal, Action.SUBSCRIBE, text_of(pattern))
+        check_subscription(principal, pattern, text_of(pattern), whole=self.wildcards == "refuse")
         return self.router.add(pattern, receiver, shared=shared, owner=owner, principal=principal)
 
     def unsubscribe(self, subscription: Subscription) -> None:

@@ -20,11 +20,14 @@ from babelbus.core.access import (
     ANONYMOUS,
     SERVER,
     STATE_TOPIC,
+    AccessRefusedError,
     Action,
     Identity,
     Narrowing,
     check_topic,
     may_topic,
+    name_of_owner,
+    owner_of,
     refusal,
     subjects_of_topic,
 )
@@ -37,7 +40,7 @@ from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.subject import TopicTable, check_topic_name
 from babelbus.core.tail import TailBudget
-from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic, Topics
+from babelbus.core.topic import DEAD_LETTERS_PREFIX, FIRST_ID, RESERVED_PREFIX, Topic, Topics
 from babelbus.core.work import Work, Writer, settled
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
@@ -49,8 +52,6 @@ from babelbus.storage.files import disk_error
 log = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 1024
-DEAD_LETTERS_PREFIX = "dead-letters/"
-"""Begins the names of the topics that hold records of other topics."""
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ class _Kept(msgspec.Struct, frozen=True):
     """Another one when the topic is removed and made again; topics made before there were ids have the first."""
     owner: str = ""
     sources: tuple[str, ...] = ()
+    since: dict[str, tuple[int, ...]] = {}
 
 
 class Catalog:
@@ -164,7 +166,7 @@ class Catalog:
             backend = self._backend(kept.settings.engine)
             self._add_topic(name, kept, self._open_logs(backend, name, kept.settings, range(kept.partitions)))
             if kept.owner:
-                self.quotas.restore(kept.owner, "topics")
+                self.quotas.restore(name_of_owner(kept.owner), "topics")
         names = {*self._topics, *self._topics.damaged}
         self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
         return finished
@@ -263,6 +265,7 @@ class Catalog:
             topic_id,
             kept.owner,
             kept.sources,
+            None if settings.engine == "memory" else kept.since,
         )
         self._topics[name] = topic
         return topic
@@ -356,11 +359,11 @@ class Catalog:
         source: str | None,
     ) -> Topic:
         check_topic(principal, Action.MANAGE, name)
-        kept = self._check_new(name, partitions, settings, "" if principal.rights is None else principal.name)
+        kept = self._check_new(name, partitions, settings, owner_of(principal))
         if source is not None:
             kept = msgspec.structs.replace(kept, sources=tuple(sorted(self._with_sources(source))))
         if kept.owner:
-            self.quotas.take(kept.owner, "topics")
+            self.quotas.take(name_of_owner(kept.owner), "topics")
         try:
             engine = kept.settings.engine
             if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
@@ -404,7 +407,7 @@ class Catalog:
         backend = self._backend(made.engine)
 
         def store() -> list[PartitionLog]:
-            self._save_settings(name, _Kept(partitions, made, topic.id, topic.owner, topic.sources))
+            self._save_settings(name, _kept(topic, partitions, made))
             return self._open_logs(backend, name, made, range(count, partitions))
 
         topic.partitions += self._make_partitions(made, await self._run(backend.changes, store), count)
@@ -429,7 +432,7 @@ class Catalog:
         except OSError as error:
             numbers = range(len(topic.partitions))
             logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
-            self._add_topic(name, _Kept(len(numbers), settings, topic.id, topic.owner, topic.sources), logs)
+            self._add_topic(name, _kept(topic, len(numbers), settings), logs)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
         self._give_topic(topic.owner)
         noted = self._changed(name)
@@ -440,7 +443,7 @@ class Catalog:
 
     def _give_topic(self, owner: str) -> None:
         if owner:
-            self.quotas.give(owner, "topics")
+            self.quotas.give(name_of_owner(owner), "topics")
 
     def _hide(self, name: str, store: Store) -> list[tuple[Store, str]]:
         """Remove a topic from its stores, durably; return where and under which token its space is left. Blocks.
@@ -527,7 +530,7 @@ class Catalog:
         rights = principal.rights
         if rights is None or may_topic(principal, Action.MANAGE, name):
             return True
-        if owner in ("", ANONYMOUS) or owner != principal.name:  # what a stranger made belongs to no stranger
+        if owner in ("", ANONYMOUS) or owner != owner_of(principal):  # what a stranger made belongs to no stranger
             return False
         return not rights.denies(Action.MANAGE, *subjects_of_topic(name))
 
@@ -552,9 +555,10 @@ class Catalog:
 
     def _sources(self, topic: Topic) -> tuple[str, ...]:
         """Return the topics whose rights somebody needs who reads a topic."""
-        if not topic.sources and topic.name.startswith(DEAD_LETTERS_PREFIX):
+        sources = topic.sources + topic.coming
+        if not sources and topic.name.startswith(DEAD_LETTERS_PREFIX):
             return (STATE_TOPIC,)  # from before sources were kept: it may hold records of every subject
-        return topic.sources
+        return sources
 
     def _sources_of(self, subject: str) -> tuple[str, ...]:
         topic = self._topics.get(self._table.find(subject) or "")
@@ -565,6 +569,15 @@ class Catalog:
         topic = self._topics.get(name)
         return {name, *(() if topic is None else self._sources(topic))}
 
+    def refuse_letters(self, principal: Identity, topic: Topic) -> AccessRefusedError | None:
+        """Return the refusal of a publication to a topic of dead letters; it needs the rights to all their sources.
+
+        Else a principal could forge letters, and whoever replays them would publish for that principal elsewhere.
+        """
+        if all(may_topic(principal, Action.PUBLISH, source) for source in self._sources(topic)):
+            return None
+        return refusal(principal, Action.PUBLISH, topic.name)
+
     def add_source(self, name: str, source: str) -> Work[None]:
         """Record, durably, that a topic has copies of the records of another topic."""
         return Work(self._in_turn(name, lambda: self._add_source(name, source)))
@@ -574,11 +587,21 @@ class Catalog:
         wanted = self._with_sources(source)
         if wanted <= set(topic.sources):
             return
+        topic.flush()
         before = self._sources(topic) if any(one.next_offset for one in topic.partitions) else topic.sources
         sources = tuple(sorted({*before, *wanted}))
-        kept = _Kept(len(topic.partitions), topic.settings, topic.id, topic.owner, sources)
-        await self._run(self._backend(topic.settings.engine).changes, lambda: self._save_settings(name, kept))
-        topic.sources = sources
+        # Records below these offsets were written by others, whatever their headers say.
+        ends = tuple(one.next_offset for one in topic.partitions)
+        since = {**dict.fromkeys(wanted - set(topic.sources), ends), **topic.since}
+        kept = msgspec.structs.replace(
+            _kept(topic, len(topic.partitions), topic.settings), sources=sources, since=since
+        )
+        topic.coming, topic.has_letters = tuple(wanted), True
+        try:
+            await self._run(self._backend(topic.settings.engine).changes, lambda: self._save_settings(name, kept))
+            topic.sources, topic.since = sources, since
+        finally:
+            topic.coming = ()
         self.on_sources_changed()
 
     # -- what there is -----------------------------------------------------------------------------------------------
@@ -661,6 +684,11 @@ class Catalog:
 
     async def _close_topic(self, topic: Topic) -> None:
         await topic.close(partial(self._run, self._backend(topic.settings.engine).changes))
+
+
+def _kept(topic: Topic, partitions: int, settings: TopicSettings) -> _Kept:
+    """Return what is to be stored of a topic with these settings."""
+    return _Kept(partitions, settings, topic.id, topic.owner, topic.sources, topic.since)
 
 
 def _new_id() -> str:

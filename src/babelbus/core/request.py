@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import SERVER, Action, Identity, Narrowing, may, overlaps, refusal
+from babelbus.core.access import SERVER, Action, Identity, check_subscription, may, refusal
 from babelbus.core.quotas import QuotaExceededError, Quotas
 from babelbus.core.receipt import Promise
 from babelbus.core.router import Router, Subscription
@@ -223,6 +223,8 @@ class Responders:
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics, quotas: Quotas) -> None:
         self.requests: Requests[Reply] = Requests(clock, loop, metrics)
         self._quotas = quotas
+        self.whole_patterns = False
+        """Whether a responder needs the right to all of its pattern, instead of getting a part."""
         self.requests.keep_expired = True  # a question is passed on at once: no responder looks at abandoned ones
         self._router = Router()
         self._numbers = itertools.count()
@@ -231,10 +233,10 @@ class Responders:
         """Register a responder for the subjects of a pattern.
 
         Raises:
-            AccessRefusedError: the principal may subscribe to nothing of the pattern.
+            AccessRefusedError: the principal may subscribe to nothing of the pattern, or not to all of it where that
+                is needed.
         """
-        if overlaps(principal, Action.SUBSCRIBE, pattern) is Narrowing.NONE:
-            raise refusal(principal, Action.SUBSCRIBE, text_of(pattern))
+        check_subscription(principal, pattern, text_of(pattern), whole=self.whole_patterns)
         return self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer), principal=principal)
 
     def access_changed(self) -> None:

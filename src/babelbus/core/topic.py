@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 RESERVED_PREFIX = "$"
 """Begins the names of the server's own topics."""
 Run = Callable[[Callable[[], list[StorageError | None]]], Awaitable[list[StorageError | None]]]
+DEAD_LETTERS_PREFIX = "dead-letters/"
+"""Begins the names of the topics that hold records of other topics."""
 FIRST_ID = "0"
 """The id of a topic that was made before topics had ids."""
 
@@ -94,6 +96,7 @@ class Topic:
         topic_id: str = FIRST_ID,
         owner: str = "",
         sources: tuple[str, ...] = (),
+        since: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.name = name
         self.id = topic_id
@@ -103,6 +106,13 @@ class Topic:
         """The principal that made the topic; empty for the server, and for topics from before there was a gate."""
         self.sources = sources
         """The topics whose records dead letters brought here: whoever reads the letters needs the rights to them."""
+        self.since = dict(since or {})
+        """By source, the offset of each partition below which no letter comes from the source; a topic from before
+        these offsets were kept lacks them."""
+        self.coming: tuple[str, ...] = ()
+        """The sources that are about to be added."""
+        self.has_letters = bool(sources) or name.startswith(DEAD_LETTERS_PREFIX)
+        """Whether dead letters may be here."""
         self.partitions = partitions
         self._clock = clock
         self._metrics = metrics

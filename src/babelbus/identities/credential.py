@@ -1,5 +1,6 @@
 """A stored proof of identity of one principal; the table of principals keeps it, this package makes and checks it."""
 
+import math
 import secrets
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -35,6 +36,11 @@ class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Milliseconds since 1970-01-01 UTC."""
     expires: int | None = None
     """The same; `None` never expires."""
+
+    @property
+    def ends_ms(self) -> float:
+        """When it proves nothing any more, infinite for one that never expires."""
+        return math.inf if self.expires is None else self.expires
 
     def is_valid(self, now_ms: int) -> bool:
         """Return whether the credential has not expired."""

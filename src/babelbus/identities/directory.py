@@ -140,11 +140,14 @@ class Directory:
 
     def by_token(self, text: str) -> str | None:
         """Return the principal that a token proves."""
+        entry = self.find_token(text)
+        return None if entry is None else entry[0]
+
+    def find_token(self, text: str) -> tuple[str, Credential] | None:
+        """Return the principal that a token proves, with the credential of the token."""
         token_id = id_of_token(text)
         entry = None if token_id is None else self._places.get(("token", token_id))
-        if entry is None or not proves_token(entry[1], text, self._clock.now_ms()):
-            return None
-        return entry[0]
+        return entry if entry is not None and proves_token(entry[1], text, self._clock.now_ms()) else None
 
     def is_expired_token(self, text: str) -> bool:
         """Return whether a text was a token until it expired: no guess, but no proof either."""
@@ -182,11 +185,13 @@ class Directory:
 
     def by_names(self, names: Iterable[tuple[NameKind, str]]) -> str | None:
         """Return the principal of the first name of a verified client certificate that a principal has."""
-        for kind, value in names:
-            principal = self._name(f"tls {kind}", _normal(kind, value))
-            if principal is not None:
-                return principal
-        return None
+        entry = self.find_names(names)
+        return None if entry is None else entry[0]
+
+    def find_names(self, names: Iterable[tuple[NameKind, str]]) -> tuple[str, Credential] | None:
+        """Return the principal of a verified client certificate, as `by_names`, with the credential that names it."""
+        entries = (self._find(f"tls {kind}", _normal(kind, value)) for kind, value in names)
+        return next((entry for entry in entries if entry is not None), None)
 
     def by_process(self, uid: int, gids: Iterable[int]) -> str | None:
         """Return the principal of a process by its user, else by the first of its groups that has one."""

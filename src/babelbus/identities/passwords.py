@@ -134,7 +134,12 @@ class Passwords:
 
     def is_cached(self, user: str, password: str) -> bool:
         """Return whether a password was verified in the last five minutes and its credential still holds."""
-        return self._is_cached(self._entry_key(user, password))
+        return self.proved(user, password) is not None
+
+    def proved(self, user: str, password: str) -> Credential | None:
+        """Return the credential by which a password was verified in the last five minutes, if it still holds."""
+        key = self._entry_key(user, password)
+        return self._cache[key].credential if self._is_cached(key) else None
 
     async def verify(self, user: str, password: str, address: str = "") -> bool:
         """Return whether a password proves that a client is a principal.

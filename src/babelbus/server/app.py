@@ -129,6 +129,7 @@ class Server:
             raise
         self._cleaner = asyncio.get_running_loop().create_task(self._clean())
         self._watch.start()
+        self.gate.watch()
         self._certificates.watch()
         gc.collect()
         gc.freeze()

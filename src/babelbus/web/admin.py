@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 import babelbus
 from babelbus.clock import Clock
 from babelbus.config import AdminSettings, Config, read_topic_changes
-from babelbus.core.access import AccessRefusedError, Action, Identity, check_may
+from babelbus.core.access import AccessRefusedError, Action, Identity, check_may, may
 from babelbus.core.broker import Broker
 from babelbus.core.state import StateEditor
 from babelbus.core.topic import Topic
@@ -28,7 +28,7 @@ from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.web.access import AccessRoutes
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
-from babelbus.web.callers import METRICS_SUBJECT, Callers, check_admin, principal_of
+from babelbus.web.callers import METRICS_SUBJECT, SERVER_SUBJECT, Callers, check_admin, principal_of
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes, check_sees, may_see
@@ -68,7 +68,11 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """The running server: `addresses` are "host:port" by protocol."""
+    """The running server: `addresses` are "host:port" by protocol.
+
+    Paths of its machine, the data folder and those of unix sockets, are for administrators alone; others get an empty
+    `data_folder` and the other addresses.
+    """
 
     version: str
     uptime_seconds: float
@@ -311,7 +315,10 @@ class AdminServer:
     async def _show_server(self, request: web.Request) -> web.Response:
         server = self._server
         uptime = server.clock.monotonic() - server.started_at
-        return answer(ServerInfo(babelbus.__version__, uptime, server.folder, dict(server.addresses)))
+        folder, addresses = server.folder, dict(server.addresses)
+        if not may(principal_of(request), Action.ADMIN, SERVER_SUBJECT):
+            folder, addresses = "", {name: one for name, one in addresses.items() if "/" not in one}
+        return answer(ServerInfo(babelbus.__version__, uptime, folder, addresses))
 
     async def _reload(self, request: web.Request) -> web.Response:
         check_admin(request)

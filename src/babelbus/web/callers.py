@@ -19,6 +19,7 @@ from babelbus.clock import Clock
 from babelbus.core.access import Action, Identity, check_may
 from babelbus.core.access.gate import Gate
 from babelbus.identities.credential import Credential
+from babelbus.identities.directory import names_of
 from babelbus.identities.errors import CredentialError, TooManyProofsError
 from babelbus.identities.proofs import Proofs
 
@@ -41,10 +42,11 @@ LOGINS_MAX = 10_000
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The principal of a request, with its credentials at that moment."""
+    """The principal of a request, with its credentials at that moment, and when the proof ends."""
 
     identity: Identity
     credentials: tuple[Credential, ...] = ()
+    until_ms: float = math.inf
 
 
 _CALLER: Final = web.RequestKey("caller", Caller)
@@ -101,13 +103,18 @@ class Callers:
         self._open.pop(id(request), None)
 
     def access_changed(self) -> None:
-        """Close the connections of principals that are gone or prove themselves otherwise from now on."""
+        """Close the connections of principals that are gone or prove themselves otherwise from now on.
+
+        Called when the table has changed, and when a credential has expired.
+        """
         own = asyncio.current_task()  # who changes the own credentials gets the answer
+        now_ms = self._clock.now_ms()
         for request, caller, task in list(self._open.values()):
             if caller.identity.rights is None or task is own:
                 continue
             principal = self._gate.table.principal(caller.identity.name)
-            if (principal is None or principal.credentials != caller.credentials) and request.transport is not None:
+            holds = principal is not None and principal.credentials == caller.credentials and now_ms < caller.until_ms
+            if not holds and request.transport is not None:
                 request.transport.abort()
 
     async def _identify(self, request: web.Request) -> Caller:
@@ -123,24 +130,24 @@ class Callers:
         if scheme.lower() == "bearer":
             if is_token:
                 return Caller(ADMIN)
-            name = self._proofs.directory.by_token(text)
-            if name is not None:
-                return self._caller(name)
+            found = self._proofs.directory.find_token(text)
+            if found is not None:
+                return self._caller(*found)
             if self._proofs.directory.is_expired_token(text):
                 raise _unauthorized("the token has expired")
         if not given:
-            name = self._by_certificate(request)
-            if name is not None:
-                return self._caller(name)
+            found = self._by_certificate(request)
+            if found is not None:
+                return self._caller(*found)
         return await self._refuse(address, ADMIN.name, "the admin token is missing or wrong", is_guess=bool(text))
 
-    def _by_certificate(self, request: web.Request) -> str | None:
+    def _by_certificate(self, request: web.Request) -> tuple[str, Credential] | None:
         ssl_object = None if request.transport is None else request.transport.get_extra_info("ssl_object")
         certificate = None if ssl_object is None else ssl_object.getpeercert(True)
         if not certificate:
             return None
         try:
-            return self._proofs.directory.by_certificate(certificate)
+            return self._proofs.directory.find_names(names_of(certificate))
         except CredentialError:
             return None
 
@@ -161,13 +168,14 @@ class Callers:
         if not is_right:
             await self._refuse(address, user, "the user or the password is wrong", is_guess=True)
         self._door.succeeded(address, user)
-        return self._caller(user)
+        return self._caller(user, self._proofs.passwords.proved(user, password))
 
-    def _caller(self, name: str) -> Caller:
+    def _caller(self, name: str, proof: Credential | None) -> Caller:
         table = self._gate.table
         principal = table.principal(name)
         credentials = () if principal is None else principal.credentials
-        return Caller(Identity(f"{PROTOCOL}:{name}", name, table.rights(name)), credentials)
+        until_ms = math.inf if proof is None else proof.ends_ms
+        return Caller(Identity(f"{PROTOCOL}:{name}", name, table.rights(name)), credentials, until_ms)
 
     async def _refuse(self, address: str, name: str, text: str, *, is_guess: bool) -> NoReturn:
         """Refuse a request; a client that sends wrong proofs is told to wait.
@@ -180,8 +188,7 @@ class Callers:
             if wait:
                 await self._delay(wait)
             self._door.failed(address, name)
-            if self._gate.enforcing:
-                self._gate.audit.login(name, f"{PROTOCOL} {address}", refused=text)
+            self._gate.note_login(name, f"{PROTOCOL} {address}", refused=text, is_known=name == ADMIN.name)
         raise _unauthorized(text)
 
     async def _delay(self, wait: float) -> NoReturn:
@@ -199,7 +206,7 @@ class Callers:
         now, place = self._clock.monotonic(), (identity.name, address)
         last = self._logins.pop(place, None)
         if last is None or now - last > LOGIN_SECONDS:
-            self._gate.audit.login(identity.name, f"{PROTOCOL} {address}")
+            self._gate.note_login(identity.name, f"{PROTOCOL} {address}")
             last = now
         self._logins[place] = last
         if len(self._logins) > LOGINS_MAX:

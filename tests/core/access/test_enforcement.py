@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.core.access import AccessRefusedError, Action, Effect, Identity, Narrowing, Principal, Row
+from babelbus.core.access import AccessRefusedError, Action, Effect, Identity, Narrowing, Principal, Row, owner_of
 from babelbus.core.access.gate import Gate
+from babelbus.core.access.table import edits_for
 from babelbus.core.groups import GroupSettings, at_offset
 from babelbus.core.publish import Bodies, Payloads, Publication
 from babelbus.core.record import Event
@@ -17,7 +19,7 @@ from babelbus.core.subject import EVERYTHING, PathPattern, below, exactly
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
-from tests.support.bus import NOW, Bus, in_loop
+from tests.support.bus import NOW, Bus, in_loop, turns
 
 BOSS = Identity("admin", "boss", None)
 DENY = Effect.DENY
@@ -211,6 +213,100 @@ async def test_groups_need_consume_and_their_owner_may_manage_them() -> None:
 
 
 @in_loop
+async def test_dead_letters_are_written_by_who_may_publish_to_their_sources() -> None:
+    house = House(("alice", "publish", "failed"), ("alice", "publish", "dead-letters/#"), ("bob", "publish", "#"))
+    for name in ("secret", "failed", "dead-letters/g"):
+        house.bus.topic(name)
+    publish = house.broker.publish
+    assert publish(Publication(house.alice, "test", events_of("failed"))).error is None
+    house.broker.add_source("failed", "secret").result()
+    for topic in ("failed", "dead-letters/g"):  # where letters come from whose sources nobody knows
+        assert isinstance(publish(Publication(house.alice, "test", events_of(topic))).error, AccessRefusedError)
+        assert publish(Publication(house.bob, "test", events_of(topic))).error is None
+    house.set(("alice", "publish", "failed"), ("alice", "publish", "secret/#"))
+    assert publish(Publication(house.alice, "test", events_of("failed"))).error is None
+
+
+@in_loop
+async def test_groups_of_one_name_on_topics_of_two_tenants_share_no_dead_letters() -> None:
+    house = House(("alice", "*", "a/#"), ("bob", "*", "b/#"))
+    for name in ("a/work", "b/work"):
+        house.bus.topic(name)
+    groups = house.bus.broker.open_groups(house.bus.files, "data")
+    settings = GroupSettings(ack="explicit", retry_seconds=0, attempts_max=1)
+    first = groups.create("a/work", "g", settings, principal=house.alice)
+    second = groups.create("b/work", "g", settings, principal=house.bob)
+    assert [one.settings.dead_letter_topic for one in (first, second)] == [None, "dead-letters/g%40b/work"]
+    groups.alter("b/work", "g", {"dead_letter_topic": None}, house.bob)
+    assert second.settings.dead_letter_topic == "dead-letters/g%40b/work"
+    for group, principal in ((first, house.alice), (second, house.bob)):
+        await house.broker.publish(Publication(BOSS, "test", events_of(group.topic.name))).wait()
+        member = group.join(lambda _: None, credit=0, principal=principal)
+        taken = [*chain.from_iterable(member.take(1))]
+        assert taken
+        member.reject(taken)
+        await turns()
+        house.bus.clock.advance(1)
+        group.tick()
+        await groups.commit()
+        member.leave()
+    sources = [house.broker.topic(f"dead-letters/{name}").sources for name in ("g", "g%40b/work")]
+    assert sources == [("a/work",), ("b/work",)]
+    groups.remove("a/work", "g")
+    third = groups.create("b/work", "h", settings, principal=house.bob)
+    house.bus.topic("b/more")
+    again = groups.create("b/more", "g", settings, principal=house.bob)  # letters outlive their group
+    assert (third.settings.dead_letter_topic, again.settings.dead_letter_topic) == (None, "dead-letters/g%40b/more")
+    await groups.close()
+
+
+@in_loop
+async def test_a_new_principal_owns_nothing_that_a_former_one_of_its_name_has_made() -> None:
+    house = House(wildcards="narrow")
+    groups = house.broker.open_groups(house.bus.files, "data")
+    boss = Principal("carol", ("sensors",))
+    await house.gate.put([boss, Row("carol", "*", "mine/#")], BOSS)
+    carol = house.gate.identity("test:carol", "carol")
+    await house.broker.create_topic("mine/a", principal=carol)
+    groups.create("mine/a", "g", principal=carol)
+    await house.gate.put([Principal("carol", ("others",)), Row("carol", "consume", "mine/#")], BOSS)
+    await house.gate.remove([Row("carol", "*", "mine/#")], BOSS)
+    await house.broker.alter_topic("mine/a", {"ack": "written"}, carol)  # who has other roles is the same
+    owner = house.broker.topic("mine/a").owner
+    assert house.gate.owner("test", owner).rights is carol.rights
+    await house.gate.remove([boss], BOSS)
+    await house.gate.put([boss], BOSS)
+    for principal in (carol, house.gate.identity("test:carol", "carol")):
+        with pytest.raises(AccessRefusedError):
+            await house.broker.alter_topic("mine/a", {"ack": "flushed"}, principal)
+        with pytest.raises(AccessRefusedError):
+            groups.remove("mine/a", "g", principal)
+    rights = house.gate.owner("test", owner).rights
+    assert rights is not None
+    assert not rights.may(Action.CONSUME, "mine/a")
+    await groups.close()
+    again = await house.bus.restart()
+    gate = again.open_gate("enforce")
+    assert again.broker.topic("mine/a").owner == owner
+    assert gate.owner("test", owner).rights is not gate.table.rights("carol")
+    await again.broker.close()
+
+
+@in_loop
+async def test_owners_of_before_there_were_ids_are_known_by_their_names() -> None:
+    house = House(("alice", "consume", "a"))
+    house.gate.table.apply(edits_for([Principal("dave")]))  # as an old table has it
+    dave = house.gate.identity("test:dave", "dave")
+    assert owner_of(dave) == "dave"
+    await house.gate.put([Principal("dave", ("sensors",))], BOSS)
+    assert (owner_of(dave), house.gate.owner("test", "dave").rights) == ("dave", dave.rights)
+    await house.gate.remove([Principal("dave")], BOSS)
+    await house.gate.put([Principal("dave")], BOSS)
+    assert owner_of(dave) != "dave"
+    assert house.gate.owner("test", "").name == "anonymous"
+
+
+@in_loop
 async def test_requests_need_publish_and_who_answers_subscribe() -> None:
     house = House(("alice", "publish", "ask/#"), ("bob", "subscribe", "ask/#"))
     responders = house.broker.responders
@@ -227,6 +323,19 @@ async def test_requests_need_publish_and_who_answers_subscribe() -> None:
     assert isinstance(house.broker.request("ask/time", b"", (), deadline, house.bob).error, AccessRefusedError)
     house.set(("alice", "publish", "ask/#"))
     assert isinstance(house.broker.request("ask/time", b"", (), deadline, house.alice).error, NoRespondersError)
+
+
+@in_loop
+async def test_a_responder_of_a_pattern_that_is_granted_in_part_can_be_refused() -> None:
+    for wildcards in ("narrow", "refuse"):
+        house = House(("bob", "subscribe", "ask/time"), wildcards=wildcards)
+        responders = house.broker.responders
+        responders.add(exactly("ask/time"), lambda question: None, "", house.bob)
+        if wildcards == "narrow":
+            responders.add(below("ask"), lambda question: None, "", house.bob)
+            continue
+        with pytest.raises(AccessRefusedError, match="no right to subscribe 'ask/#'"):
+            responders.add(below("ask"), lambda question: None, "", house.bob)
 
 
 @in_loop

@@ -55,10 +55,13 @@ async def test_a_table_is_there_again_after_a_restart() -> None:
     assert await gate.put([ALICE, ROW], BOSS) == 1
     assert await gate.put([Row("alice", "read", "a")], BOSS) == 2
     assert await gate.remove([Row("alice", "read", "a")], BOSS) == 3
+    alice = gate.table.principal("alice")
+    assert alice is not None
+    assert alice == msgspec.structs.replace(ALICE, id=alice.id)
     await bus.broker.close()
     again, gate = await gate_on(bus.files)
     assert gate.table.version == 3
-    assert gate.table.principal("alice") == ALICE
+    assert gate.table.principal("alice") == alice
     assert gate.table.rights("alice").may(Action.PUBLISH, "plant/alice/x")
     assert not gate.table.rights("alice").may(Action.READ, "a")
     await again.broker.close()
@@ -162,6 +165,29 @@ async def test_the_mode_of_the_table_turns_the_gate_on_and_tells_who_listens() -
 
 
 @in_loop
+async def test_who_listens_is_told_once_when_a_credential_has_expired() -> None:
+    bus, gate = await gate_on()
+    expiring = Credential("token", "t", {}, 0, bus.clock.now_ms() + 5_000)
+    over = Credential("token", "o", {}, 0, bus.clock.now_ms() - 1)
+    await gate.put([Principal("alice", (), (expiring, over)), Principal("bob")], BOSS)
+    told: list[int] = []
+    gate.on_changed.append(lambda: told.append(bus.clock.now_ms()))
+    bus.clock.advance(4.999)
+    gate.expire()
+    assert told == []
+    bus.clock.advance(0.001)
+    for _ in range(2):
+        gate.expire()
+    assert told == [expiring.expires]
+    bus.clock.jump_to(bus.clock.now_ms() - 1)  # it is valid again
+    gate.expire()
+    bus.clock.advance(0.001)
+    gate.expire()
+    assert told == [expiring.expires] * 2
+    await bus.broker.close()
+
+
+@in_loop
 async def test_a_refusal_has_an_id_and_many_are_one_record() -> None:
     bus, gate = await gate_on()
     gate.mode = "enforce"
@@ -234,8 +260,9 @@ async def test_a_table_file_replaces_what_the_last_one_brought_and_keeps_credent
     bus, gate = await gate_on()
     own = Row("bob", "read", "a")
     await gate.put([ALICE, own], BOSS)
+    alice = gate.table.principal("alice")
     await gate.apply_file(FILE, "table.toml", SERVER)
-    assert gate.table.principal("alice") == ALICE
+    assert gate.table.principal("alice") == alice
     assert {row for row, origin in gate.table.rows() if origin == "table"} == {
         ROW,
         own,

@@ -1,5 +1,6 @@
 import asyncio
 
+import msgspec
 import pytest
 
 from babelbus.core.groups.dead_letter_topics import (
@@ -95,6 +96,35 @@ async def test_a_letter_that_cannot_go_back_waits_and_the_others_go() -> None:
     assert [letter.letter is None for letter in letters] == [False, True, False]
     crew.bus.topic("other")
     assert (await box(crew).replay(DEAD)).replayed == 1
+    await crew.close()
+
+
+FORGED = (
+    (b"dead-reason", b"x"),
+    (b"dead-attempts", b"1"),
+    (b"dead-partition", b"0"),
+    (b"dead-offset", b"0"),
+    (b"dead-group", b"g"),
+    (b"dead-time", b"1"),
+)
+
+
+@in_loop
+async def test_a_letter_that_no_group_sent_is_not_replayed_whatever_its_headers_say() -> None:
+    crew = Crew()
+    for name in ("secret", "failed"):
+        crew.bus.topic(name)
+    claims = [Event("failed", b"forged", None, (*FORGED, (b"dead-topic", name))) for name in (b"work", b"secret")]
+    publish(crew.broker, claims)  # before and after the topic gets letters
+    crew.group(msgspec.structs.replace(EXPLICIT, dead_letter_topic="failed"))
+    await bury(crew, 1)
+    publish(crew.broker, claims[1:])
+    for _ in range(2):
+        done = await box(crew).replay("failed")
+        assert done.failed == 3
+        assert "no group has sent" in done.failures[0].reason
+        assert (work(crew), payloads(crew.broker.topic("secret").partitions[0])) == ([b"1", b"1"], [])
+        crew = await crew.restart()
     await crew.close()
 
 

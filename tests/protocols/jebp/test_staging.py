@@ -242,6 +242,21 @@ async def test_transactions_of_another_identity_are_others(tmp_path: Path) -> No
 
 
 @in_loop
+async def test_a_name_with_a_slash_gives_no_transaction_of_another_client(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, client_of(server, tmp_path) as admin:
+        await admin.create_topic("news")
+        aborted = []
+        for name, transaction in (("a", "b/etl"), ("a/b", "etl"), ("a%2Fb", "etl"), ("a/b", "etl")):
+            identity = Identity.generate()
+            server._lists.put(ClientEntry(identity.fingerprint, name, admin=False))
+            async with Client(server.addresses["jebp"], identity=identity) as client:
+                aborted.append(await client.transaction(transaction).abort(0))
+                await client.transaction(transaction).writer(0, "p").stage("news", [b"x"])
+        assert aborted == [0, 0, 0, 1]
+        assert server.broker.staging.transaction("a/b/etl").staged_bytes > 0  # as data folders have always had it
+
+
+@in_loop
 async def test_records_in_the_stored_form_are_staged_as_they_are(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
         await client.create_topic("news")

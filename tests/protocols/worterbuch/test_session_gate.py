@@ -1,7 +1,7 @@
 """Every request asks the gate, on a scripted peer (docs/access.md)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -239,11 +239,31 @@ async def test_a_token_and_the_table_both_have_to_grant() -> None:
 
 
 @in_loop
-async def test_wrong_tokens_stand_in_the_audit_also_while_the_gate_is_off() -> None:
-    house = House(key=SECRET, access="off")
+async def test_a_token_cannot_name_a_client_of_a_list() -> None:
+    house = House(key=SECRET)
+    for origin in ("client lists", "zbus.auth_file"):
+        house.gate.import_entries(origin, [Principal("me", ("admin",))])
+        talker = Talker(house.hub)
+        [refused] = [one["err"] for one in talker.ask(authorize(read=["#"], write=["#"])) if "err" in one]
+        assert refused["errorCode"] == UNAUTHORIZED
+        house.gate.import_entries(origin, [])
+    house.gate.import_entries("client lists", [Principal("me", ("admin",))])
+    await house.grant(("me", "subscribe", "a/#"), add=[Principal("me")])
+    talker = Talker(house.hub)
+    talker.ask(authorize(read=["#"], write=["#"]))
+    assert [talker.code(request) for request in (get(1, "a"), put(2, "b", 1))] == [5, UNAUTHORIZED]
+
+
+@pytest.mark.parametrize("access", ["off", "enforce"])
+@in_loop
+async def test_logins_and_wrong_tokens_stand_in_the_audit_while_the_gate_is_on(
+    access: Literal["off", "enforce"],
+) -> None:
+    house = House(key=SECRET, access=access)
     Talker(house.hub).ask({"authorizationRequest": {"authToken": token({}, key="another" * 10)}})
     Talker(house.hub).ask(authorize(read=["#"]))
-    assert house.audited() == [("login-refused", "", ""), ("login", "me", "")]
+    logins = [("login-refused", "", ""), ("login-refused", "me", "")]
+    assert house.audited() == ([] if access == "off" else logins)
     assert not any(SECRET in repr(one) for one in house.gate.audit._folded.values())
 
 

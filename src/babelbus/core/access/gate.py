@@ -7,7 +7,10 @@ not count.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
+import math
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
 
@@ -16,7 +19,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.access.audit import AUDIT_TOPIC, Audit
 from babelbus.core.access.model import ANONYMOUS, SERVER, Identity, InvalidAccessError, Principal, Row
-from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, Rights, RowSet
+from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, NOBODY, Rights, RowSet, name_of_owner, owner_of
 from babelbus.core.access.table import MODE_ID, Edit, Entry, Mode, Table, edits_for, id_of
 from babelbus.core.access.table_file import FILE_ID, FileIds, read_table_file
 from babelbus.core.publish import Publication
@@ -34,7 +37,11 @@ log = logging.getLogger(__name__)
 ACCESS_TOPIC: Final = "$access"
 PROTOCOL: Final = "access"
 VERSION_ID = '["version"]'
+UNKNOWN_PREFIX: Final = "unknown#"
+"""Begins the names in the audit of clients whose name no principal has; no principal may be called so."""
 READ_BYTES = 2**20
+EXPIRE_SECONDS = 1.0
+"""How late a session may end whose credential has expired."""
 ADVICE = "restore the file, or remove the topic's folder: then the table is empty and the gate off"
 
 
@@ -98,8 +105,14 @@ class Gate:
         self.admin_rights = Rights("admin", [RowSet(ADMIN_ROWS)], self.audit.refused)
         self._door = door
         self._clock = clock
+        self._loop = loop
         self._settings = settings
         self._changing = asyncio.Lock()
+        self._expires_ms = math.inf
+        """When the next credential of the table expires."""
+        self._asked_ms = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._name_key = secrets.token_bytes(32)
         self._cut_short: dict[str, bytes | None] = {}
         """The entries of a change that a crash cut short, with what they were before."""
 
@@ -113,6 +126,29 @@ class Gate:
     def identity(self, source: str, name: str) -> Identity:
         """Return the identity of a principal that has proved who it is; a name without a principal has no rights."""
         return Identity(source, name, self.table.rights(name) if self.enforcing else None)
+
+    def note_login(self, name: str, source: str, *, refused: str = "", is_known: bool = False) -> str:
+        """Record in the audit that a client has proved a name, or why it has not; return the id of the record.
+
+        Nothing is recorded while the gate is off: then most clients prove nothing. A refused name that no principal
+        has may be a password in the wrong field, and is recorded as a keyed hash unless `is_known`.
+        """
+        if not self.enforcing:
+            return ""
+        if refused and name and not is_known and self.table.principal(name) is None:
+            digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), key=self._name_key, digest_size=4)
+            name = f"{UNKNOWN_PREFIX}{digest.hexdigest()}"
+        return self.audit.login(name, source, refused=refused)
+
+    def owner(self, source: str, owner: str) -> Identity:
+        """Return the identity of who is kept as an owner, see `owner_of`; strangers, if nobody is.
+
+        If the principal was removed, it may do nothing, also if another one has its name now.
+        """
+        identity = self.identity(source, name_of_owner(owner) or ANONYMOUS)
+        if owner and identity.rights is not None and owner_of(identity) != owner:
+            return Identity(source, identity.name, NOBODY.rights)
+        return identity
 
     def anonymous(self, source: str) -> Identity:
         """Return the identity of a client that proves nothing."""
@@ -134,6 +170,7 @@ class Gate:
             raise StorageError(f"topic {ACCESS_TOPIC!r}, the table of access, is damaged: {error}; {ADVICE}") from error
         self.table.apply(edits)
         self.table.version = 0 if last is None else last.version
+        self._find_next_expiry()
 
     def _read(self, topic: Topic) -> tuple[dict[str, bytes], _Version | None]:
         """Return the entries up to the last whole change, and the record that ends it."""
@@ -186,6 +223,7 @@ class Gate:
             if version is not None and version != self.table.version:
                 raise AccessConflictError(version, self.table.version)
             entries = self.table.entries
+            edits = [(id_, self._with_id(id_, entry)) for id_, entry in edits]
             edits = [(id_, entry) for id_, entry in edits if entries.get(id_) != entry]
             self.table.check(edits)
             if not edits:
@@ -197,6 +235,13 @@ class Gate:
             self.audit.changed(by, self.table.version, _shown(before), _shown(after))
             self._tell()
             return self.table.version
+
+    def _with_id(self, id_: str, entry: Entry | None) -> Entry | None:
+        """Return an entry; a principal keeps the id that it has, a new one gets a new id."""
+        if not isinstance(entry, Principal):
+            return entry
+        known = self.table.entries.get(id_)
+        return msgspec.structs.replace(entry, id=known.id if isinstance(known, Principal) else secrets.token_hex(8))
 
     async def put(self, entries: Sequence[Entry], by: Identity, *, version: int | None = None) -> int:
         """Add entries, or replace those with the same ids; see `change`."""
@@ -258,12 +303,35 @@ class Gate:
         self._cut_short = {}
         self.table.version = version.version
 
+    def watch(self) -> None:
+        """Call `expire` every second from now on."""
+        self._timer = self._loop.call_later(EXPIRE_SECONDS, self.watch)
+        self.expire()
+
+    def expire(self) -> None:
+        """Tell who hears of changes when a credential has expired since the last call: its sessions end."""
+        now = self._clock.now_ms()
+        if now >= self._expires_ms:
+            self._tell()
+        elif now < self._asked_ms:  # the clock was set back: what had expired is valid again
+            self._find_next_expiry()
+        self._asked_ms = now
+
+    def _find_next_expiry(self) -> None:
+        now = self._clock.now_ms()
+        principals = self.table.principals()
+        ends = [one.ends_ms for principal, _ in principals for one in principal.credentials if one.is_valid(now)]
+        self._expires_ms = min(ends, default=math.inf)
+
     def _tell(self) -> None:
+        self._find_next_expiry()
         for listener in self.on_changed:
             listener()
 
     async def close(self) -> None:
         """Write what the audit has folded."""
+        if self._timer is not None:
+            self._timer.cancel()
         with contextlib.suppress(BabelbusError):
             await self.audit.close()
 

@@ -86,6 +86,9 @@ class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: tuple[str, ...] = ()
     credentials: tuple[Credential, ...] = ()
     quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    """Another one when a principal of this name is removed and added again; the gate sets it, and principals of files
+    and those from before there were ids have none."""
 
     def check(self) -> None:
         """Check the names.
@@ -107,6 +110,9 @@ class Narrowing(Enum):
 
 class Granted(Protocol):
     """The rights of an identity, as the core asks for them; `Rights` are those of the table."""
+
+    id: str
+    """The id of the principal."""
 
     def may(self, action: Action, subject: str) -> bool:
         """Return whether the action is granted on a subject."""

@@ -145,10 +145,12 @@ Refused = Callable[[Identity, Action, str], str]
 class Rights:
     """The rights of one principal, a live object; `version` rises when the rows behind it change."""
 
-    __slots__ = ("__weakref__", "_answers", "_refused", "_sets", "_topics", "name", "version")
+    __slots__ = ("__weakref__", "_answers", "_refused", "_sets", "_topics", "id", "name", "version")
 
     def __init__(self, name: str, sets: Iterable[RowSet] = (), refused: Refused | None = None) -> None:
         self.name = name
+        self.id = ""
+        """The id of the principal; see `Principal.id`."""
         self._refused = refused
         self.version = 0
         self._answers: dict[Action, dict[str, bool]] = {action: {} for action in Action}
@@ -244,6 +246,22 @@ STATE_TOPIC: Final = "$state"
 """It holds values of every subject."""
 
 
+def owner_of(principal: Identity) -> str:
+    """Return what is kept as the owner of something that a principal makes, empty if nobody asks for its rights.
+
+    It is the name, and the id behind a line end, which no name has: a later principal of this name owns nothing of it.
+    """
+    rights = principal.rights
+    if rights is None:
+        return ""
+    return f"{principal.name}\n{rights.id}" if rights.id else principal.name
+
+
+def name_of_owner(owner: str) -> str:
+    """Return the name of the principal that `owner_of` was asked about."""
+    return owner.partition("\n")[0]
+
+
 def may(principal: Identity, action: Action, subject: str) -> bool:
     """Return whether a principal may do this; asked for a subject or a batch, not for each message."""
     rights = principal.rights
@@ -270,6 +288,17 @@ def overlaps(principal: Identity, action: Action, pattern: Pattern) -> Narrowing
     """Return how much of a pattern is granted to a principal."""
     rights = principal.rights
     return Narrowing.WHOLE if rights is None else rights.overlaps(action, pattern)
+
+
+def check_subscription(principal: Identity, pattern: Pattern, text: str, *, whole: bool) -> None:
+    """Check that a principal may subscribe to a pattern: to a part of it, or with `whole` to all of it.
+
+    Raises:
+        AccessRefusedError: it may not.
+    """
+    narrowing = overlaps(principal, Action.SUBSCRIBE, pattern)
+    if narrowing is Narrowing.NONE or (whole and narrowing is Narrowing.PART):
+        raise refusal(principal, Action.SUBSCRIBE, text)
 
 
 def refusal(principal: Identity, action: Action, subject: str) -> AccessRefusedError:
@@ -303,7 +332,7 @@ def check_topic(principal: Identity, action: Action, name: str) -> None:
 ADMIN_TOPICS = frozenset(("$access", "$audit"))
 CLIENT_ACTIONS = (Action.PUBLISH, Action.SUBSCRIBE, Action.READ, Action.CONSUME, Action.WRITE_STATE)
 CLIENT_ROWS = tuple(Row("role:client", action.value, "#") for action in CLIENT_ACTIONS)
-"""The rights of a client in the lists of jebp: everything but to make and to remove topics."""
+"""The rights of a client in the lists of jebp: every action but to manage and to administer."""
 ADMIN_ROWS = (Row("role:admin", ANY_ACTION, "#"),)
 CLIENT_RIGHTS = Rights("client", (RowSet(CLIENT_ROWS),))
 ADMIN_RIGHTS = Rights("admin", (RowSet(ADMIN_ROWS),))

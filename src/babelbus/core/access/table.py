@@ -149,6 +149,7 @@ class Table:
         rights = self._rights.get(name)
         if rights is None:
             rights = self._rights[name] = Rights(name, self._sets_of(name), self.on_refused)
+            rights.id = self._id_of(name)
         return rights
 
     def explain(self, name: str, action: Action, subject: str) -> Explanation:
@@ -285,6 +286,10 @@ class Table:
         roles = () if principal is None else principal.roles
         return [self._set_of(who) for who in (name, *(ROLE_PREFIX + role for role in roles), EVERYBODY)]
 
+    def _id_of(self, name: str) -> str:
+        principal = self.principal(name)
+        return principal.id if principal is not None and principal.id is not msgspec.UNSET else ""
+
     def _refresh(self, touched: set[str] | None) -> None:
         """Replace what is inside the rights of the principals whose rows have changed; `None` is all."""
         everybody = touched is None or EVERYBODY in touched
@@ -293,6 +298,7 @@ class Table:
             roles = () if principal is None else principal.roles
             if everybody or touched is None or not touched.isdisjoint((name, *(ROLE_PREFIX + role for role in roles))):
                 rights.replace(self._sets_of(name))
+                rights.id = self._id_of(name)
 
 
 def _text(row: Row) -> str:

@@ -10,8 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from babelbus.core.access import CLIENT, SERVER, Action, Identity
-from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
+from babelbus.core.access import CLIENT, SERVER, STATE_TOPIC, Action, Identity
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import (
     PROTOCOL,
@@ -31,6 +30,7 @@ from babelbus.core.partition import Partition
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import DONE, Promise, Receipt, settled
 from babelbus.core.record import Record
+from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, iterate
@@ -204,7 +204,7 @@ class DeadLetterTopics:
                     chosen.difference_update((letter.partition, letter.offset) for letter in letters)
                 elif left is not None:
                     left -= len(letters)
-                receipts = [self._publish(member, letter, outcome, principal) for letter in letters]
+                receipts = [self._publish(topic, member, letter, outcome, principal) for letter in letters]
                 try:
                     await settled(receipts)
                 except asyncio.CancelledError:  # the caller has gone; what was published is recorded before the end
@@ -217,10 +217,14 @@ class DeadLetterTopics:
         outcome.waiting = self._waiting(topic, group)
         return outcome
 
-    def _publish(self, member: Member, letter: Delivery, outcome: Replayed, principal: Identity) -> Promise:
+    def _publish(
+        self, topic: Topic, member: Member, letter: Delivery, outcome: Replayed, principal: Identity
+    ) -> Promise:
         """Publish what a letter was; ack the letter when that is as durable as the topic says."""
         try:
-            event, topic = origin(letter), read(letter).topic
+            event, target = origin(letter), read(letter).topic
+            if not _comes_from(topic, target, letter):
+                raise NoDeadLetterError(f"no group has sent the record {letter.offset} here from topic {target!r}")
         except NoDeadLetterError as error:
             outcome.fail(letter.partition, letter.offset, str(error))
             return DONE
@@ -233,7 +237,7 @@ class DeadLetterTopics:
                 member.ack([letter])
 
         receipt = self._door.publish(
-            Publication(CLIENT if principal is SERVER else principal, PROTOCOL, [event], topic)
+            Publication(CLIENT if principal is SERVER else principal, PROTOCOL, [event], target)
         )
         receipt.when_done(settle)
         return receipt
@@ -285,6 +289,17 @@ class DeadLetterTopics:
 def _target(group: Group) -> str:
     """Return where the dead letters of a group go."""
     return group.settings.dead_letter_topic or topic_name(group.name)
+
+
+def _comes_from(topic: Topic, source: str, letter: Delivery) -> bool:
+    """Return whether a letter may come from the topic that its headers name: clients can write headers, too.
+
+    A principal that writes here while a topic is a source has the right to publish to the source itself.
+    """
+    if STATE_TOPIC in topic.sources or (not topic.sources and topic.name.startswith(PREFIX)):
+        return True  # from before sources were kept: who could write here may publish everything
+    since = topic.since.get(source, ())
+    return source in topic.sources and (letter.partition >= len(since) or letter.offset >= since[letter.partition])
 
 
 def _read(record: Record) -> DeadLetter | None:

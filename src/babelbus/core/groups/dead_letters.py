@@ -13,11 +13,11 @@ from urllib.parse import quote
 import msgspec
 
 from babelbus.core.access import CLIENT, SERVER, Action, Identity
-from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
+from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.topic import Topic, event_of
 from babelbus.core.work import Work, Writer
 from babelbus.errors import BabelbusError, StorageError
@@ -97,14 +97,31 @@ def topic_name(group: str) -> str:
     """Return where the dead letters of a group go unless it says otherwise: `dead-letters/<group>`.
 
     Commas are written `%2C` and `%` is `%25`, since a topic's name has no comma. Groups of one name on several topics
-    share it.
+    share it, unless they are kept apart (`own_topic_name`).
     """
-    name = group.replace("%", "%25").replace(",", "%2C")
+    return _named(_quoted(group), group)
+
+
+def own_topic_name(group: str, topic: str) -> str:
+    """Return where the dead letters of a group go that shares them with no group on another topic.
+
+    `%40` stands in no name that `topic_name` returns.
+    """
+    return _named(f"{_quoted(group)}%40{_quoted(topic)}", f"{group}\n{topic}")
+
+
+def _quoted(name: str) -> str:
+    return name.replace("%", "%25").replace(",", "%2C")
+
+
+def _named(name: str, whole: str) -> str:
+    """Return the name of a topic of dead letters, shortened if it is too long; `whole` tells such names apart."""
     room = NAME_BYTES_MAX - len(PREFIX)
     # The folder's name is the topic's, percent-encoded, and has a limit too (storage/disk/store.py).
     if len(name.encode()) <= room and len(quote(PREFIX + name, safe="")) <= 255:
         return PREFIX + name
-    return f"{PREFIX}{quote(name, safe='')[:64].rpartition('%')[0] or 'group'}-{zlib.crc32(group.encode()):08x}"
+    short = quote(name, safe="")[:64].rpartition("%")[0] or "group"
+    return f"{PREFIX}{short}-{zlib.crc32(whole.encode('utf-8', 'surrogateescape')):08x}"
 
 
 def make(topic: str, record: Record, letter: DeadLetter) -> Event:

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import SERVER, Action, Identity
+from babelbus.core.access import SERVER, Action, Identity, owner_of
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
-from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
+from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, own_topic_name, topic_name
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Counts
 from babelbus.core.groups.partition_cursor import ReadAhead
@@ -133,8 +133,9 @@ class Groups:
         settings = settings or self.defaults
         self._check(owner, name, settings)
         self._check_letters(principal, settings)
-        made_by = "" if principal.rights is None else principal.name
-        group = self._make(owner, StoredGroup(topic, name, settings, False, self._clock.now_ms(), {}, made_by))
+        settings = self._keep_apart(principal, owner, name, settings)
+        made_ms, made_by = self._clock.now_ms(), owner_of(principal)
+        group = self._make(owner, StoredGroup(topic, name, settings, False, made_ms, {}, made_by))
         self._groups[topic, name] = group
         if start.partition is not None:
             group.seek(END)
@@ -210,6 +211,7 @@ class Groups:
         self._check(group.topic, name, settings)
         if settings.dead_letter_topic != before.dead_letter_topic:
             self._check_letters(principal, settings)
+            settings = self._keep_apart(principal, group.topic, name, settings)
         group.alter(settings)
         self._note(group)
 
@@ -307,6 +309,27 @@ class Groups:
         """
         if settings.dead_letter_topic is not None:
             self._door.check_topic(principal, Action.PUBLISH, settings.dead_letter_topic)
+
+    def _keep_apart(self, principal: Identity, topic: Topic, name: str, settings: GroupSettings) -> GroupSettings:
+        """Return settings with a dead-letter topic of the group's own, if the default topic is of other records, too.
+
+        Groups of one name on topics of two tenants would share it, and neither tenant could read its letters any more.
+        Clients whose rights nobody asks for share it as ever.
+        """
+        default = topic_name(name)
+        if principal.rights is None or settings.dead_letter_topic is not None:
+            return settings
+        letters = self._door.find_topic(default)
+        is_shared = letters is not None and (
+            not {topic.name, *topic.sources} >= set(letters.sources)
+            or (not letters.sources and any(one.next_offset for one in letters.partitions))
+        )
+        if not is_shared and not any(
+            group.name == name and group.topic is not topic and group.settings.dead_letter_topic in (None, default)
+            for group in self._groups.values()
+        ):
+            return settings
+        return msgspec.structs.replace(settings, dead_letter_topic=own_topic_name(name, topic.name))
 
     def _make(self, topic: Topic, stored: StoredGroup) -> Group:
         return Group(

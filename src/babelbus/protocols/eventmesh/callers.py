@@ -91,11 +91,12 @@ class Callers:
         if not given.is_empty:
             user, password = given.user, given.password
             self._check_wait(address, user)
-            if self._proofs.passwords.is_cached(user, password):
-                return self._proved(user, address)
+            known = self._proofs.passwords.proved(user, password)
+            if known is not None:
+                return self._proved(user, address, known)
             return Work(self._verify(user, password, address))
-        name = None if certificate is None else self._proofs.directory.by_names(_names_of(certificate))
-        return self._proved(ANONYMOUS if name is None else name, address)
+        found = None if certificate is None else self._proofs.directory.find_names(_names_of(certificate))
+        return self._proved(ANONYMOUS, address) if found is None else self._proved(found[0], address, found[1])
 
     def unasked(self, group: str, given: Given = NOTHING) -> Caller:
         """Return the caller of a group while the gate is off."""
@@ -142,7 +143,7 @@ class Callers:
         """Begin a new second of the audit."""
         self._logged.clear()
 
-    def _proved(self, name: str, address: str) -> Caller:
+    def _proved(self, name: str, address: str, proof: Credential | None = None) -> Caller:
         caller = self._known.get(name)
         if caller is None:
             principal = self._gate.table.principal(name)
@@ -152,22 +153,24 @@ class Callers:
             self._door.succeeded(address, name)
             if (name, address) not in self._logged:
                 self._logged.add((name, address))
-                self._gate.audit.login(name, f"{PROTOCOL}:{address}")
-        return caller
+                self._gate.note_login(name, f"{PROTOCOL}:{address}")
+        if proof is None or proof.expires is None:
+            return caller
+        return msgspec.structs.replace(caller, until_ms=proof.ends_ms)
 
     def _by_token(self, token: str, address: str) -> Caller:
-        name = self._proofs.directory.by_token(token)
-        token_id = id_of_token(token)
-        if name is None:
+        found = self._proofs.directory.find_token(token)
+        if found is None:
+            token_id = id_of_token(token)
             who = "token" if token_id is None else f"token {token_id}"
             if self._proofs.directory.is_expired_token(token):  # no guess
-                refusal = self._gate.audit.login(who, f"{PROTOCOL}:{address}", refused="expired token")
+                source = f"{PROTOCOL}:{address}"
+                refusal = self._gate.note_login(who, source, refused="expired token", is_known=True)
                 raise InvalidProofError(f"{PROVE_NOTHING} (refusal {refusal})")
             self._check_wait(address, "token")  # nobody guesses a right one, so that right ones never wait
-            raise self._refuse(who, "token", address)
-        caller = self._proved(name, address)
-        ends = next((one.expires for one in caller.credentials if one.kind == "token" and one.id == token_id), None)
-        return caller if ends is None else msgspec.structs.replace(caller, until_ms=ends)
+            raise self._refuse(who, "token", address, is_known=True)
+        name, credential = found
+        return self._proved(name, address, credential)
 
     async def _verify(self, user: str, password: str, address: str) -> Caller:
         """Return the principal of a password.
@@ -176,16 +179,17 @@ class Callers:
         """
         if not await self._proofs.passwords.verify(user, password, address):
             raise self._refuse(user, user, address)
-        return self._proved(user, address)
+        return self._proved(user, address, self._proofs.passwords.proved(user, password))
 
     def _check_wait(self, address: str, who: str) -> None:
         seconds = self._door.check(address, who)
         if seconds:
             raise TooManyProofsError(f"wrong credentials came before: try again in {math.ceil(seconds)} s")
 
-    def _refuse(self, who: str, guessed: str, address: str) -> BabelbusError:
+    def _refuse(self, who: str, guessed: str, address: str, *, is_known: bool = False) -> BabelbusError:
         self._door.failed(address, guessed)
-        refusal = self._gate.audit.login(who, f"{PROTOCOL}:{address}", refused="wrong password or token")
+        source = f"{PROTOCOL}:{address}"
+        refusal = self._gate.note_login(who, source, refused="wrong password or token", is_known=is_known)
         return InvalidProofError(f"{PROVE_NOTHING} (refusal {refusal})")
 
 

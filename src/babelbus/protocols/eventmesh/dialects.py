@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from babelbus.core.access import AccessRefusedError
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
@@ -40,6 +41,7 @@ PUBLISH_ERROR: Final = "14"
 SUBSCRIBE_ERROR: Final = "17"
 UNSUBSCRIBE_ERROR: Final = "18"
 ACL_ERROR: Final = "20"
+OVER_LIMIT_ERROR: Final = "21"
 REQUEST_ERROR: Final = "22"
 RESUBSCRIBE: Final = "30"
 TTL_MS: Final = 4000
@@ -69,6 +71,8 @@ def code_of(error: BabelbusError, failure: str) -> str:
         return error.code
     if isinstance(error, AccessRefusedError | InvalidProofError):
         return ACL_ERROR
+    if isinstance(error, QuotaExceededError):
+        return OVER_LIMIT_ERROR
     return OVERLOAD if isinstance(error, TooManyProofsError) else failure
 
 

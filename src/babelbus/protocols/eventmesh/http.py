@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from babelbus.core.access import AccessRefusedError, Identity
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request
@@ -57,6 +58,7 @@ SUBSCRIBE_ERROR = 19
 UNSUBSCRIBE_ERROR = 20
 HEARTBEAT_ERROR = 21
 ACL_ERROR = 22
+OVER_LIMIT_ERROR = 23
 
 SEED_CODES: Final = {
     code: code - 1 if code in (8, 9, 10, 11, 12, 13, 14, 15, 16) else code - 2
@@ -459,6 +461,8 @@ class WebSession(HttpSession, contract.Session):
             failure = ACL_ERROR
         elif isinstance(error, TooManyProofsError):
             failure = OVERLOAD
+        elif isinstance(error, QuotaExceededError):
+            failure = OVER_LIMIT_ERROR
         return self._encode_result(request, failure, text)
 
     def _encode_success(self, request: http.Request) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from babelbus.core.access import AccessRefusedError
+from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.core.request import NoRespondersError, RequestTimeoutError
 from babelbus.core.work import Work
@@ -441,6 +442,6 @@ def _status(error: BabelbusError) -> int:
         return http2.INVALID_ARGUMENT
     if isinstance(error, AccessRefusedError | InvalidProofError):
         return http2.PERMISSION_DENIED
-    if isinstance(error, TooManyProofsError):
+    if isinstance(error, TooManyProofsError | QuotaExceededError):
         return http2.RESOURCE_EXHAUSTED
     return http2.UNAVAILABLE if isinstance(error, NoRespondersError) else http2.FAILED_PRECONDITION

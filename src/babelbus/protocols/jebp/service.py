@@ -42,8 +42,7 @@ class JebpService(StreamService):
         context, gate = self._context, self._context.broker.gate
 
         def note_login(name: str, refused: str) -> None:
-            if gate.enforcing:
-                gate.audit.login(name, f"{PROTOCOL} {peer}", refused=refused)
+            gate.note_login(name, f"{PROTOCOL} {peer}", refused=refused, is_known=True)
 
         return Session(
             context.broker,

@@ -37,7 +37,7 @@ Reply = tuple[Sequence[Promise], Callable[[], Said]]
 def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     """Handle a request. Transaction ids belong to their client: two clients may use the same id."""
     staging = broker.staging
-    transaction_id = f"{client.name}/{request.transaction}"
+    transaction_id = _id_of(client, request.transaction)
     try:
         match request:
             case StageRecords():
@@ -51,6 +51,17 @@ def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics
                 return _at_once(Outcome.TRANSACTION_TOLD, _tell(staging, transaction_id))
     except BabelbusError as error:
         return _at_once(*_refusal(error, metrics))
+
+
+def _id_of(client: Identity, transaction: str) -> str:
+    """Return the id of a client's transaction, which no transaction of another client has.
+
+    Clients of a list may have a `/` in their names: the name is quoted then, behind a blank, with which no name begins.
+    """
+    name = client.name
+    if "/" in name:
+        name = " " + name.replace("%", "%25").replace("/", "%2F")
+    return f"{name}/{transaction}"
 
 
 def _at_once(outcome: Outcome, content: bytes) -> Reply:

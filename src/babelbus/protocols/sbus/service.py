@@ -67,8 +67,8 @@ class SbusService:
         return gate.anonymous(source) if name is None else gate.identity(source, name)
 
     def _note_login(self, principal: Identity) -> None:
-        if self._gate.enforcing and principal.name != ANONYMOUS:
-            self._gate.audit.login(principal.name, principal.source)
+        if principal.name != ANONYMOUS:
+            self._gate.note_login(principal.name, principal.source)
 
     async def drain(self) -> None:
         """Close the doors and read no packets; packets that wait for clients are still sent."""

@@ -110,6 +110,8 @@ class Access:
         if self.privileges is None and self.name is not None and keeper.certified(self._certificate) != self.name:
             return False
         self._ask()
+        if self.privileges is not None:
+            return keeper.may_claim(self.privileges.principal)
         return keeper.knows(self.name)
 
     # -- rights ------------------------------------------------------------------------------------------------------

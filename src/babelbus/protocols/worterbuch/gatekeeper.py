@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from babelbus.clock import Clock
 from babelbus.core.access import ANONYMOUS, Identity
+from babelbus.core.access.table import KEPT
 from babelbus.core.broker import Broker
 from babelbus.core.state import GuardedState, State
 from babelbus.identities.directory import NameKind
@@ -62,7 +63,7 @@ class Gatekeeper:
         except UnauthorizedError as error:
             self.login("", address, refused=str(error))
             raise
-        if not self.knows(privileges.principal):
+        if not self.may_claim(privileges.principal):
             unknown = MisfitTokenError("the token names no principal of the table of access")
             self.login(privileges.principal, address, refused=str(unknown))
             raise unknown
@@ -121,7 +122,7 @@ class Gatekeeper:
 
     def login(self, name: str, address: str | None, *, refused: str = "") -> None:
         """Record in the audit that a client has proved a name, or why it has not."""
-        self._gate.audit.login(name, f"{PROTOCOL}:{host_of(address)}", refused=refused)
+        self._gate.note_login(name, f"{PROTOCOL}:{host_of(address)}", refused=refused, is_known=True)
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 
@@ -138,6 +139,14 @@ class Gatekeeper:
         """Return whether a client may go on under a name: while the gate is on, the table must have the principal."""
         gate = self._gate
         return name is None or not gate.enforcing or gate.table.principal(name) is not None
+
+    def may_claim(self, name: str) -> bool:
+        """Return whether a token may name a principal: while the gate is on, one that the table itself has.
+
+        A client of a list is known by its own key or certificate, and an issuer of tokens must not give its rights.
+        """
+        table = self._gate.table
+        return not self.enforcing or (table.principal(name) is not None and table.origin(name) == KEPT)
 
     def state_for(self, identity: Identity) -> State | GuardedState:
         """Return the state as a principal may read and change it."""

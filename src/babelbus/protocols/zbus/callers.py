@@ -107,7 +107,7 @@ class Caller:
         self.name: str | None = self._by_certificate
         """Name of the principal that has sent the last message; `None` while that is unknown."""
         if self.name is not None:
-            gate.audit.login(self.name, self._source)
+            gate.note_login(self.name, self._source)
 
     def _identify(self, name: str | None) -> Identity:
         if not self._gate.enforcing:
@@ -139,15 +139,15 @@ class Caller:
         try:
             self._prover.check(message, check)
         except AuthenticationError as error:
-            if self._gate.enforcing:
-                self._gate.audit.login(message.headers.get("apiKey", ANONYMOUS), self._source, refused=error.text)
+            api_key = message.headers.get("apiKey", ANONYMOUS)
+            is_known = api_key == ANONYMOUS or self.keys.get(api_key) is not None
+            self._gate.note_login(api_key, self._source, refused=error.text, is_known=is_known)
             raise
         api_key = message.headers["apiKey"]
         known = self._identities.get(api_key)
         if known is None:
             known = self._identities[api_key] = self._identify(self.keys.principal(api_key))
-            if self._gate.enforcing:
-                self._gate.audit.login(known.name, self._source)
+            self._gate.note_login(known.name, self._source)
         self.name = known.name if known.rights is not None else api_key
 
     def identity(self, api_key: str | None) -> Identity:

@@ -15,7 +15,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import SERVER, Action, Identity, covers, refusal
+from babelbus.core.access import SERVER, Action, Identity, covers, owner_of, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
@@ -198,7 +198,7 @@ class Hub:
             check_topic_name(mq)
             self._check_not_damaged(mq)
             self.broker.check_managed(principal, mq)
-            entry = Entry(mask or 0, creator, self.clock.now_ms(), owner=_owner(principal))
+            entry = Entry(mask or 0, creator, self.clock.now_ms(), owner=owner_of(principal))
             await self._book.put(mq, entry)
             try:
                 topic = await self.broker.create_topic(mq, 1, settings, principal)  # one partition: an MQ is one order
@@ -218,7 +218,7 @@ class Hub:
             if mask & (Mask.DELETE_ON_EXIT | Mask.EXCLUSIVE):
                 self._check_made_here(principal, topic)
             self.broker.check_managed(principal, mq)
-            changed = msgspec.structs.replace(entry, mask=mask, topic_id=topic.id, owner=_owner(principal))
+            changed = msgspec.structs.replace(entry, mask=mask, topic_id=topic.id, owner=owner_of(principal))
             await self._book.put(mq, changed)
         return topic
 
@@ -270,8 +270,8 @@ class Hub:
             raise RequestError(m.FORBIDDEN, f"Channel={group.name} was {m.MADE_ELSEWHERE}")
 
     def _executor(self, owner: str) -> Identity:
-        """Return for whom a mask is executed: its owner, while the gate is on."""
-        return self.gate.identity(f"{PROTOCOL}:mask", owner) if owner and self.gate.enforcing else SERVER
+        """Return for whom a mask is executed: its owner; a mask from before the gate is nobody's."""
+        return self.gate.owner(f"{PROTOCOL}:mask", owner)
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -636,10 +636,6 @@ class Hub:
 
 def _meet(url: str, other: str) -> bool:
     return url.startswith(other) or other.startswith(url)
-
-
-def _owner(principal: Identity) -> str:
-    return "" if principal.rights is None else principal.name
 
 
 def _format_id(digits: str) -> str:
