@@ -164,7 +164,7 @@ class Callers:
         table = self._gate.table
         principal = table.principal(name)
         credentials = () if principal is None else principal.credentials
-        return Caller(Identity(f"{PROTOCOL}:{name}", name, table.rights(name)), credentials)
+        return Caller(Identity(f"{PROTOCOL}:{name}", name, table.rights(name), table.root(name)), credentials)
 
     async def _refuse(self, address: str, name: str, text: str, *, is_guess: bool) -> NoReturn:
         """Refuse a request; a client that sends wrong proofs is told to wait.

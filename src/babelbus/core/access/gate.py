@@ -112,7 +112,9 @@ class Gate:
 
     def identity(self, source: str, name: str) -> Identity:
         """Return the identity of a principal that has proved who it is; a name without a principal has no rights."""
-        return Identity(source, name, self.table.rights(name) if self.enforcing else None)
+        if not self.enforcing:
+            return Identity(source, name, None)
+        return Identity(source, name, self.table.rights(name), self.table.root(name))
 
     def anonymous(self, source: str) -> Identity:
         """Return the identity of a client that proves nothing."""

@@ -133,6 +133,7 @@ class Groups:
         settings = settings or self.defaults
         self._check(owner, name, settings)
         self._check_letters(principal, settings)
+        settings = _rooted(principal, name, settings)
         made_by = "" if principal.rights is None else principal.name
         group = self._make(owner, StoredGroup(topic, name, settings, False, self._clock.now_ms(), {}, made_by))
         self._groups[topic, name] = group
@@ -210,6 +211,7 @@ class Groups:
         self._check(group.topic, name, settings)
         if settings.dead_letter_topic != before.dead_letter_topic:
             self._check_letters(principal, settings)
+        settings = _rooted(principal, name, settings)
         group.alter(settings)
         self._note(group)
 
@@ -435,6 +437,13 @@ class Groups:
 
 def _encode(group: StoredGroup) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(group))
+
+
+def _rooted(principal: Identity, name: str, settings: GroupSettings) -> GroupSettings:
+    """Return settings whose dead letters stay below the root of the principal, if it has one."""
+    if principal.root is None or settings.dead_letter_topic is not None:
+        return settings
+    return msgspec.structs.replace(settings, dead_letter_topic=principal.root.absolute(topic_name(name)))
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:
