@@ -133,6 +133,8 @@ def test_the_names_of_others_mean_something_else_to_a_tenant(house: House, drive
                 stop = house.answer("walk/a")
                 assert not client.request("walk/a")
                 stop()
+            case "read" if driver.name == "admin":
+                pass  # a key that nobody has set has no revisions, which is no error
             case _:
                 assert not getattr(client, verb)("walk/b")  # nobody has made that below the root
     house.grant("role:walkers * tenants/#")

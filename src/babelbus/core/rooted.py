@@ -4,15 +4,21 @@ Whoever has no root never comes here: what is stored is what such clients get, b
 in a header if that is not the topic's name, and changes of the state have it as their key.
 """
 
+from typing import Final
+
 import msgspec
 
 from babelbus.core.access.root import Root
+from babelbus.core.groups import LETTER_TOPIC
 from babelbus.core.record import Event
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import Buffer, InvalidRecordError, encode_batch
 from babelbus.records.ingest import parse_records
 from babelbus.records.record import Headers, Record
+
+NAMING: Final = frozenset((SUBJECT_HEADER, LETTER_TOPIC))
+"""Headers whose values are subjects, or names of topics."""
 
 
 def relative_event(event: Event, root: Root) -> Event:
@@ -30,9 +36,9 @@ def relative_key(key: bytes | None, root: Root) -> bytes | None:
 
 def relative_headers(headers: Headers, root: Root) -> Headers:
     """Return the headers of a record as a principal with this root sees them."""
+    prefix = _bytes(root.prefix)
     return tuple(
-        (name, value.removeprefix(_bytes(root.prefix)) if name == SUBJECT_HEADER and value is not None else value)
-        for name, value in headers
+        (name, value.removeprefix(prefix) if name in NAMING and value is not None else value) for name, value in headers
     )
 
 

@@ -18,6 +18,7 @@ from aiohttp import hdrs, web
 from babelbus.clock import Clock
 from babelbus.core.access import Action, Identity, check_may
 from babelbus.core.access.gate import Gate
+from babelbus.errors import BabelbusError
 from babelbus.identities.credential import Credential
 from babelbus.identities.errors import CredentialError, TooManyProofsError
 from babelbus.identities.proofs import Proofs
@@ -50,6 +51,17 @@ _CALLER: Final = web.RequestKey("caller", Caller)
 def principal_of(request: web.Request) -> Identity:
     """Return who asks."""
     return request[_CALLER].identity
+
+
+def topic_of(request: web.Request, place: str = "name") -> str:
+    """Return the topic that a request names in its path."""
+    return principal_of(request).absolute(request.match_info[place])
+
+
+def told(request: web.Request, error: BabelbusError) -> str:
+    """Return the text of an error with the names as the caller knows them."""
+    caller = request.get(_CALLER)
+    return str(error) if caller is None else caller.identity.relative_text(str(error))
 
 
 def check_admin(request: web.Request, subject: str = SERVER_SUBJECT) -> Identity:
@@ -104,7 +116,10 @@ class Callers:
             if caller.identity.rights is None or task is own:
                 continue
             principal = self._gate.table.principal(caller.identity.name)
-            if (principal is None or principal.credentials != caller.credentials) and request.transport is not None:
+            is_same = principal is not None and principal.credentials == caller.credentials
+            if principal is not None and principal.below != caller.identity.root:
+                is_same = False
+            if not is_same and request.transport is not None:
                 request.transport.abort()
 
     async def _identify(self, request: web.Request) -> Caller:

@@ -11,6 +11,7 @@ created, altered or removed is written at once; `saved` is done when it is durab
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access import SERVER, Action, Identity
+from babelbus.core.catalog import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, topic_name
 from babelbus.core.groups.group import Group
@@ -40,7 +42,7 @@ from babelbus.core.groups.settings import (
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
-from babelbus.core.subject import check_topic_name
+from babelbus.core.subject import NAME_BYTES_MAX, check_topic_name
 from babelbus.core.topic import Topic
 from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.files import FileSystem
@@ -443,7 +445,10 @@ def _rooted(principal: Identity, name: str, settings: GroupSettings) -> GroupSet
     """Return settings whose dead letters stay below the root of the principal, if it has one."""
     if principal.root is None or settings.dead_letter_topic is not None:
         return settings
-    return msgspec.structs.replace(settings, dead_letter_topic=principal.root.absolute(topic_name(name)))
+    topic = principal.root.absolute(topic_name(name))
+    if len(topic.encode()) > NAME_BYTES_MAX:
+        topic = principal.root.absolute(f"{PREFIX}group-{zlib.crc32(name.encode()):08x}")
+    return msgspec.structs.replace(settings, dead_letter_topic=topic)
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

@@ -7,11 +7,13 @@ from typing import Final
 import msgspec
 
 from babelbus.core.access import Root
+from babelbus.core.rooted import NAMING
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.routing import BindTable
 from babelbus.records.envelope import SUBJECT_HEADER
 
 _SUBJECT: Final = SUBJECT_HEADER.decode()
+_NAMING: Final = [name.decode() for name in NAMING]
 
 
 class Bindings:
@@ -56,7 +58,7 @@ def relative_answer(message: Message, root: Root) -> Message:
 def relative_delivery(message: Message, root: Root) -> Message:
     """Return a stored message as the client sees it; its MQ is relative already."""
     headers, url = message.headers, message.url
-    for name in (_SUBJECT, "key"):
+    for name in (*_NAMING, "key"):
         if name in headers:
             headers = {**headers, name: root.relative(headers[name])}
     if url is not None and url.startswith(f"/{root.prefix}"):  # of a question from another protocol
