@@ -28,8 +28,8 @@ class Root(msgspec.Struct, frozen=True):
     prefix: str
 
     def absolute(self, name: str) -> str:
-        """Return the subject, or pattern, that a relative one means."""
-        return name if name.startswith(UNROOTED) else self.prefix + name
+        """Return the subject, or pattern, that a relative one means; an empty text means nothing, and stays."""
+        return self.prefix + name if name and not name.startswith(UNROOTED) else name
 
     def relative(self, subject: str) -> str:
         """Return what a subject below the root is called there; any other subject stays."""

@@ -190,6 +190,9 @@ class Table:
                 found.append(f"{_text(row)}: there is no principal {row.who}")
             elif NAME_PLACE in row.pattern.split(SEPARATOR) and row.who != EVERYBODY and not is_name(row.who):
                 found.append(f"{_text(row)}: the name of the principal cannot stand in a pattern")
+            root = self.root(row.who)
+            if root is not None and not RowSet((row,), row.who).meets(row.effect, row.action, root.pattern):
+                found.append(f"{_text(row)}: the subjects of {row.who} are below {root.name}; patterns are absolute")
             if row.effect is Effect.ALLOW and self._is_denied(row):
                 found.append(f"{_text(row)}: a row that denies covers it, and wins")
         for name in sorted(self._principals):
