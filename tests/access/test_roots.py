@@ -73,6 +73,16 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
+def make(house: House, *names: str, **settings: object) -> None:
+    """Make topics with absolute names."""
+
+    async def create() -> None:
+        for name in names:
+            await house.broker.create_topic(name, None, settings)
+
+    house.run(create)
+
+
 async def make_topics(house: House) -> None:
     for root in (ACME, GLOBEX):
         for name in NAMES:
@@ -165,3 +175,78 @@ def test_the_connections_of_a_tenant_end_when_its_root_changes(house: House, dri
         payload = b'{"number":%d}' % house.next_number()
         client.publish("a", payload)
         assert not tenancy.happened("a", payload)
+
+
+# -- two tenants with the same names ---------------------------------------------------------------------------------
+
+TALKING = [driver for driver in DRIVERS if driver.service != "sbus"]  # of one process there is one principal at a time
+
+
+@contextmanager
+def two_tenants(house: House, driver: type[Driver]) -> Iterator[tuple[Any, Driver, Any, Driver]]:
+    """Two tenants, each connected by the same door, with the house as each sees it."""
+    with (
+        tenant(house, ACME, driver) as (acme, first),
+        tenant(house, GLOBEX, driver) as (globex, second),
+        driver(acme, first) as one,
+        driver(globex, second) as other,
+    ):
+        yield acme, one, globex, other
+
+
+@pytest.mark.parametrize("driver", TALKING, ids=lambda driver: driver.name)
+def test_what_a_tenant_publishes_stays_below_its_root(house: House, driver: type[Driver]) -> None:
+    with two_tenants(house, driver) as (acme, one, globex, other):
+        payload = b'{"number":%d}' % house.next_number()
+        if "subscribe" not in driver.lacks:
+            other.subscribe("a")
+        assert one.publish("a", payload)
+        assert acme.happened("a", payload)
+        assert not globex.happened("a", payload)
+        assert not house.happened("a", payload)
+        if "subscribe" not in driver.lacks:
+            globex.emit(END)
+            assert other.hear() == []
+
+
+@pytest.mark.parametrize("driver", [one for one in TALKING if one.wildcards and "subscribe" not in one.lacks])
+def test_a_wildcard_ends_at_the_root(house: House, driver: type[Driver]) -> None:
+    with two_tenants(house, driver) as (acme, one, globex, other):
+        other.subscribe("c", below=True)
+        assert one.publish("c/d", VALUE)
+        acme.emit("c/e", END)
+        house.emit("c/f", END)
+        globex.emit("c/g", END)
+        assert other.hear() == ["c/g"]
+
+
+@pytest.mark.parametrize("driver", [one for one in TALKING if "write_state" not in one.lacks])
+def test_a_value_of_one_tenant_is_not_there_for_another(house: House, driver: type[Driver]) -> None:
+    with two_tenants(house, driver) as (acme, one, _, other):
+        key = f"value{house.next_number()}"
+        assert one.write_state(key, VALUE)
+        assert acme.value(key) == VALUE
+        assert one.get(key)
+        assert not other.get(key)
+
+
+@pytest.mark.parametrize("driver", [one for one in TALKING if "manage" not in one.lacks])
+def test_two_tenants_have_topics_of_one_name(house: House, driver: type[Driver]) -> None:
+    with two_tenants(house, driver) as (acme, one, globex, other):
+        name = f"topic{house.next_number()}"
+        assert one.manage(name)
+        if "read" not in driver.lacks and driver.name != "admin":
+            assert not other.read(name)
+        assert other.manage(name)
+        acme.emit(name)
+        assert (acme.end_of(name), globex.end_of(name)) == (1, 0)
+
+
+@pytest.mark.parametrize("driver", [one for one in TALKING if {"request", "respond"}.isdisjoint(one.lacks)])
+def test_a_request_of_one_tenant_reaches_no_responder_of_another(house: House, driver: type[Driver]) -> None:
+    with two_tenants(house, driver) as (_, one, globex, other):
+        subject = f"asked{house.next_number()}"
+        make(house, f"{ACME}/{subject}", f"{GLOBEX}/{subject}")
+        assert one.respond(subject) is not False
+        assert globex.ask(subject) is None
+        assert not other.request(subject)
