@@ -1,7 +1,7 @@
 """Records and events of rooted principals: the subjects inside them, with the root and without it.
 
-Whoever has no root never comes here: what is stored is what such clients get, byte for byte. A record names its subject
-in a header if that is not the topic's name, and changes of the state have it as their key.
+Clients without a root get what is stored, byte for byte, and never come here. A record names its subject in a header if
+the subject is not the topic's name, and changes of the state have their subject as key.
 """
 
 from typing import Final
