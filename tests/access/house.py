@@ -130,7 +130,14 @@ class House(LiveServer):
 
     # -- principals and rows -----------------------------------------------------------------------------------------
 
-    def prove(self, name: str, *, uid: int | None = None, roles: tuple[str, ...] = ("walkers",)) -> Proof:
+    def prove(
+        self,
+        name: str,
+        *,
+        uid: int | None = None,
+        roles: tuple[str, ...] = ("walkers",),
+        root: str | msgspec.UnsetType = msgspec.UNSET,
+    ) -> Proof:
         """Make a principal with a proof of each kind."""
         now = int(time.time() * 1000)
         identity, key_file = JebpIdentity.generate(), str(self.folder / f"{name}_key")
@@ -149,18 +156,18 @@ class House(LiveServer):
         # A table that finds certificates by the id of their credential finds this one too.
         credentials[0] = msgspec.structs.replace(credentials[0], id=identity.fingerprint)
         kept = tuple(Credential(**msgspec.structs.asdict(one)) for one in credentials)
-        self.change(Principal(name, roles, kept))
+        self.change(Principal(name, roles, kept, root=root))
         return Proof(name, identity, key_file, token.secret, password, f"key-of-{name}", key.secret, json_token(name))
 
     @contextmanager
-    def lend_process(self, name: str) -> Iterator[Proof]:
+    def lend_process(self, name: str, root: str | msgspec.UnsetType = msgspec.UNSET) -> Iterator[Proof]:
         """Make a principal whom processes of this user prove; afterwards they prove alice again."""
         alice = self.call(lambda: self.broker.gate.table.principal(ALICE))
         assert alice is not None
         others = tuple(one for one in alice.credentials if one.kind != "peer")
         self.change(msgspec.structs.replace(alice, credentials=others))
         try:
-            yield self.prove(name, uid=os.getuid())
+            yield self.prove(name, uid=os.getuid(), root=root)
         finally:
             self.remove(name)
             self.change(alice)

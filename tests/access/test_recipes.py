@@ -11,8 +11,9 @@ from tests.cli.shell import Served
 
 PAGE = Path(__file__).parents[2] / "docs" / "access-recipes.md"
 EXPLAINED = {
-    "acme publish tenants/acme/orders": "may publish",
-    "acme subscribe tenants/globex/orders": "may not subscribe",
+    "acme publish orders": "may publish tenants/acme/orders",
+    "globex publish orders": "may publish tenants/globex/orders",
+    "audrey read tenants/acme/orders": "may read tenants/acme/orders",
     "dashboard subscribe hr/salaries": "because of the row: deny dashboard * hr/#",
     "sensor7 publish plant/sensor7/heat": "because of the row: allow role:devices publish plant/{name}/#",
     "sensor7 publish plant/sensor8/heat": "because no row allows it",

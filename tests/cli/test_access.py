@@ -129,6 +129,32 @@ def test_quotas_of_a_principal_come_from_the_file_and_stay_when_the_rest_changes
     assert "quentin" not in near.run("principals", "list")
 
 
+def test_a_principal_has_a_root_that_can_be_changed_and_taken_away(near: Near, tmp_path: Path) -> None:
+    near.run("principals", "add", "acme", "--root", "tenants/acme")
+    near.run("access", "grant", "acme", "publish", "tenants/#")
+    assert "acme may publish tenants/acme/orders" in near.run("access", "explain", "acme", "publish", "orders")
+    assert "its subjects are relative to tenants/acme" in near.run("principals", "show", "acme")
+    assert "tenants/acme" in near.run("principals", "list")
+    near.run("principals", "change", "acme", "--role", "readers")
+    assert near.rows("principals", "show", "acme", "--json")[0]["root"] == "tenants/acme"
+    near.run("principals", "change", "acme", "--root", "tenants/other")
+    assert near.rows("principals", "show", "acme", "--json")[0]["root"] == "tenants/other"
+    near.run("principals", "change", "acme", "--no-root")
+    assert "root" not in near.rows("principals", "show", "acme", "--json")[0]
+    changes = [one for one in near.rows("audit", "--json") if one["kind"] == "change"]
+    assert any(entry and entry.get("root") == "tenants/other" for one in changes for entry in one.get("before", []))
+    assert "it has none of" in near.run("principals", "change", "acme", "--root", "a/#", code=1)
+    assert "give --root or --no-root" in near.run("principals", "change", "acme", "--root", "a", "--no-root", code=2)
+    file = tmp_path / "table.toml"
+    file.write_text('[[principals]]\nname = "filed"\nroot = "tenants/filed"\n', encoding="utf-8")
+    near.run("access", "apply", str(file))
+    assert near.rows("principals", "show", "filed", "--json")[0]["root"] == "tenants/filed"
+    file.write_text('[[principals]]\nname = "filed"\nroot = "tenants//filed"\n', encoding="utf-8")
+    assert "line 3, column 1" in near.run("access", "apply", str(file), code=1)
+    file.write_text("", encoding="utf-8")
+    near.run("access", "apply", str(file))
+
+
 def test_the_gate_is_turned_on_refuses_and_says_so_in_the_audit(near: Near) -> None:
     near.run("topics", "create", "open")
     near.run("topics", "create", "shut")

@@ -137,7 +137,7 @@ def explain(target: Target, principal: str, action: str, subject: str, as_json: 
     if as_json:
         print_json(found)
         return
-    print_line(f"{principal} {'may' if found['allowed'] else 'may not'} {action} {subject}")
+    print_line(f"{principal} {'may' if found['allowed'] else 'may not'} {action} {found['subject']}")
     row = found["row"]
     if row is not None:
         print_line(

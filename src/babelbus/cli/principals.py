@@ -34,20 +34,28 @@ def principals() -> None:
         "babelbus principals add sensor7 --role sensors --api-key",
         "babelbus principals add alice --role admin --password",
         "babelbus principals add grafana --token --expires 90d",
-        "babelbus principals add acme --token --quota connections=20 --quota publish_bytes_per_second=1MiB",
+        "babelbus principals add acme --role tenants --root tenants/acme --token --quota connections=20",
     ),
 )
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role; may be given several times.")
+@click.option("--root", metavar="SUBJECT", help="What all its subjects are relative to.")
 @quota_option
 @credential_options
 @json_option
 @admin_options
 def add(
-    target: Target, name: str, roles: tuple[str, ...], quotas: dict[str, int | None], as_json: bool, asked: Asked
+    target: Target,
+    name: str,
+    roles: tuple[str, ...],
+    root: str | None,
+    quotas: dict[str, int | None],
+    as_json: bool,
+    asked: Asked,
 ) -> None:
     """Add a principal. Secrets that the server makes are shown once; passwords are never arguments."""
     body: dict[str, object] = {"name": name, "roles": roles, "credentials": asked.credentials, "issue": asked.issue}
+    body |= {} if root is None else {"root": root}
     body |= {"quotas": quotas} if quotas else {}
     made = target.api().call("POST", "/api/principals", body)
     if as_json:
@@ -66,6 +74,7 @@ def list_principals(target: Target, as_json: bool) -> None:
     columns: dict[str, Callable[[Any], object]] = {
         "Principal": lambda one: one["name"],
         "Roles": lambda one: ", ".join(one["roles"]),
+        "Root": lambda one: one.get("root", ""),
         "Credentials": lambda one: ", ".join(sorted({each["kind"] for each in one["credentials"]})),
         "From": lambda one: one["origin"],
     }
@@ -83,6 +92,8 @@ def show(target: Target, name: str, as_json: bool) -> None:
         print_json(found)
         return
     print_line(f"{found['name']} ({found['origin']}), roles: {', '.join(found['roles']) or 'none'}")
+    if "root" in found:
+        print_line(f"its subjects are relative to {found['root']}")
     credentials = [
         (one["kind"], one["id"], human_time(one["created"]), human_time(one["expires"]) if one["expires"] else "never")
         for one in found["credentials"]
@@ -104,6 +115,8 @@ def show(target: Target, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="The roles from now on, each one.")
 @click.option("--no-roles", is_flag=True, help="No roles from now on.")
+@click.option("--root", metavar="SUBJECT", help="What all its subjects are relative to from now on.")
+@click.option("--no-root", is_flag=True, help="Its subjects are absolute from now on.")
 @quota_option
 @credential_options
 @click.option(
@@ -120,21 +133,29 @@ def change(
     name: str,
     roles: tuple[str, ...],
     no_roles: bool,
+    root: str | None,
+    no_root: bool,
     quotas: dict[str, int | None],
     removed: tuple[str, ...],
     as_json: bool,
     asked: Asked,
 ) -> None:
-    """Replace the roles of a principal, set quotas, add credentials, or remove them.
+    """Replace the roles or the root of a principal, set quotas, add credentials, or remove them.
 
-    Quotas that are not named stay; the first quota of its own ends those of the server for the principal.
+    With another root, its connections end. Quotas that are not named stay; the first quota of its own ends those of
+    the server for the principal.
     """
-    if (roles and no_roles) or not (roles or no_roles or quotas or removed or asked.kinds):
+    has_root = root is not None or no_root
+    if root is not None and no_root:
+        raise click.UsageError("give --root or --no-root")
+    if (roles and no_roles) or not (roles or no_roles or quotas or removed or asked.kinds or has_root):
         raise click.UsageError(
-            "give --role, once for each role, or --no-roles; a --quota; or a credential to add or to remove"
+            "give --role, once for each role, or --no-roles; --root or --no-root; a --quota; or a credential to add "
+            "or to remove"
         )
     body: dict[str, object] = {"credentials": asked.credentials, "issue": asked.issue, "remove": removed}
     body |= {"roles": roles} if roles or no_roles else {}
+    body |= {"root": root} if has_root else {}
     api, path = target.api(), path_of("principals", name)
     if quotas:  # the API replaces all of them
         body["quotas"] = api.call("GET", path).get("quotas", {}) | quotas

@@ -59,6 +59,8 @@ class PrincipalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: tuple[str, ...] | None = None
     credentials: tuple[Credential, ...] = ()
     quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
+    root: str | msgspec.UnsetType | None = msgspec.UNSET
+    """`null` takes the root away."""
     issue: tuple[Wish, ...] = ()
     remove: tuple[str, ...] = ()
     version: int | None = None
@@ -149,7 +151,7 @@ class AccessRoutes:
         row = None if found.row is None else _row(found.row) | {"origin": found.origin}
         return answer(
             {"allowed": found.allowed, "row": row, "roles": found.roles, "exists": found.exists}
-            | {"enforcing": self._gate.enforcing}
+            | {"subject": found.subject, "enforcing": self._gate.enforcing}
         )
 
     async def _faults(self, request: web.Request) -> web.Response:
@@ -215,8 +217,9 @@ class AccessRoutes:
             for one in principal.credentials
         ]
         quotas = {} if principal.quotas is msgspec.UNSET else {"quotas": msgspec.to_builtins(principal.quotas)}
+        root = {} if principal.root is msgspec.UNSET else {"root": principal.root}
         origin = table.origin(name)
-        return {"name": name, "roles": principal.roles, "credentials": credentials, "origin": origin} | quotas
+        return {"name": name, "roles": principal.roles, "credentials": credentials, "origin": origin} | quotas | root
 
     def _kept(self, name: str) -> Principal:
         """Return a principal that can be changed here.
@@ -240,13 +243,15 @@ class AccessRoutes:
             if self._gate.table.principal(body.name) is not None:
                 raise InvalidAccessError(f"there is a principal {body.name!r} already")
             credentials = (*self._dated(body.credentials), *_credentials(issued))
-            return Principal(body.name, body.roles or (), credentials, body.quotas)
+            return Principal(
+                body.name, body.roles or (), credentials, body.quotas, root=_root(body.root, msgspec.UNSET)
+            )
 
         await self._put(request, body.version, make)
         return answer(self._describe(body.name) | {"secrets": _secrets(issued)}, status=201)
 
     async def _alter(self, request: web.Request) -> web.Response:
-        """Replace the roles or the quotas of a principal, and add or remove credentials."""
+        """Replace roles, quotas or root of a principal, and add or remove credentials."""
         body, name = await read_body(request, PrincipalBody), request.match_info["name"]
         issued = await self._issue(body.issue)
 
@@ -259,7 +264,7 @@ class AccessRoutes:
             roles = known.roles if body.roles is None else body.roles
             credentials = (*kept, *self._dated(body.credentials), *_credentials(issued))
             quotas = known.quotas if body.quotas is msgspec.UNSET else body.quotas
-            return Principal(name, roles, credentials, quotas)
+            return Principal(name, roles, credentials, quotas, root=_root(body.root, known.root))
 
         await self._put(request, body.version, make)
         return answer(self._describe(name) | {"secrets": _secrets(issued)})
@@ -337,6 +342,13 @@ class AccessRoutes:
 
 def _row(row: Row) -> dict[str, Any]:
     return {"who": row.who, "action": row.action, "pattern": row.pattern, "effect": row.effect.value}
+
+
+def _root(root: str | msgspec.UnsetType | None, known: str | msgspec.UnsetType) -> str | msgspec.UnsetType:
+    """Return the root that a principal has from now on."""
+    if root is None:
+        return msgspec.UNSET
+    return known if root is msgspec.UNSET else root
 
 
 def _for(subject: str, handler: Handler) -> Handler:

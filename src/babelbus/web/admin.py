@@ -20,7 +20,7 @@ from babelbus.clock import Clock
 from babelbus.config import AdminSettings, Config, read_topic_changes
 from babelbus.core.access import AccessRefusedError, Action, Identity, check_may, may
 from babelbus.core.broker import Broker
-from babelbus.core.state import StateEditor
+from babelbus.core.state import StateEditor, editor_for
 from babelbus.core.topic import Topic
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Tls
@@ -28,7 +28,7 @@ from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.web.access import AccessRoutes
 from babelbus.web.answers import Handler, answer, answer_errors, read_body
-from babelbus.web.callers import METRICS_SUBJECT, SERVER_SUBJECT, Callers, check_admin, principal_of
+from babelbus.web.callers import METRICS_SUBJECT, SERVER_SUBJECT, Callers, check_admin, principal_of, topic_of
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes, check_sees, may_see
@@ -141,7 +141,7 @@ class AdminServer:
 
         def editor_of(principal: Identity) -> StateEditor:
             state, history = broker.state_for(principal), broker.history_for(principal)
-            return StateEditor(state, history, server.clock, principal.source, read_value)
+            return editor_for(principal, state, history, server.clock, read_value)
 
         self._live = LiveRoutes(broker, editor_of, metrics)
         self._requests = RequestRoutes(broker, server.clock)
@@ -282,15 +282,17 @@ class AdminServer:
         return answer(
             {
                 "topics": [
-                    _describe(topic) for topic in self._broker.topics() if may_see(self._broker, principal, topic.name)
+                    _describe(topic, principal)
+                    for topic in self._broker.topics()
+                    if may_see(self._broker, principal, topic.name)
                 ]
             }
         )
 
     async def _show_topic(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        check_sees(self._broker, principal_of(request), name)
-        return answer(_describe(self._broker.topic(name)))
+        name, principal = topic_of(request), principal_of(request)
+        check_sees(self._broker, principal, name)
+        return answer(_describe(self._broker.topic(name), principal))
 
     async def _create_topic(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, CreateTopic)
@@ -298,18 +300,19 @@ class AdminServer:
         settings = read_topic_changes(wanted.settings | count)
         partitions = settings.pop("partitions", None)
         assert partitions is None or isinstance(partitions, int)  # read_topic_changes has checked it
-        topic = await self._broker.create_topic(wanted.name, partitions, self._resolve(settings), principal_of(request))
-        return answer(_describe(topic), status=201)
+        principal = principal_of(request)
+        name = principal.absolute(wanted.name)
+        topic = await self._broker.create_topic(name, partitions, self._resolve(settings), principal)
+        return answer(_describe(topic, principal), status=201)
 
     async def _alter_topic(self, request: web.Request) -> web.Response:
         changes = read_topic_changes(await read_body(request, dict[str, object]))
-        topic = await self._broker.alter_topic(
-            request.match_info["name"], self._resolve(changes), principal_of(request)
-        )
-        return answer(_describe(topic))
+        principal = principal_of(request)
+        topic = await self._broker.alter_topic(topic_of(request), self._resolve(changes), principal)
+        return answer(_describe(topic, principal))
 
     async def _remove_topic(self, request: web.Request) -> web.Response:
-        await self._broker.remove_topic(request.match_info["name"], principal_of(request))
+        await self._broker.remove_topic(topic_of(request), principal_of(request))
         return answer({"removed": request.match_info["name"]})
 
     async def _show_server(self, request: web.Request) -> web.Response:
@@ -359,7 +362,7 @@ def health_reasons(server: Host) -> list[str]:
     return reasons
 
 
-def _describe(topic: Topic) -> TopicInfo:
+def _describe(topic: Topic, principal: Identity) -> TopicInfo:
     partitions = [
         PartitionInfo(
             one.number,
@@ -371,4 +374,4 @@ def _describe(topic: Topic) -> TopicInfo:
         )
         for one in topic.partitions
     ]
-    return TopicInfo(topic.name, partitions, msgspec.to_builtins(topic.settings))
+    return TopicInfo(principal.relative(topic.name), partitions, msgspec.to_builtins(topic.settings))

@@ -45,6 +45,7 @@ from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
+from babelbus.web.callers import told
 from babelbus.web.errors import (
     ImportedPrincipalError,
     InvalidEventError,
@@ -143,7 +144,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except BabelbusError as error:
         status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
         more = {"offset": error.offset, "time_ms": error.time_ms} if isinstance(error, HistoryGoneError) else {}
-        return answer({"error": str(error), "code": code, **more}, status=status)
+        return answer({"error": told(request, error), "code": code, **more}, status=status)
     except ConnectionError as error:
         # Not raised again: aiohttp would log a traceback. It fails to write this response too, and ends in silence.
         log.debug("%s %s: the client disconnected: %s", request.method, request.path, error)

@@ -18,6 +18,7 @@ from aiohttp import hdrs, web
 from babelbus.clock import Clock
 from babelbus.core.access import Action, Identity, check_may
 from babelbus.core.access.gate import Gate
+from babelbus.errors import BabelbusError
 from babelbus.identities.credential import Credential
 from babelbus.identities.directory import names_of
 from babelbus.identities.errors import CredentialError, TooManyProofsError
@@ -55,6 +56,17 @@ _CALLER: Final = web.RequestKey("caller", Caller)
 def principal_of(request: web.Request) -> Identity:
     """Return who asks."""
     return request[_CALLER].identity
+
+
+def topic_of(request: web.Request, place: str = "name") -> str:
+    """Return the topic that a request names in its path."""
+    return principal_of(request).absolute(request.match_info[place])
+
+
+def told(request: web.Request, error: BabelbusError) -> str:
+    """Return the text of an error with the names as the caller knows them."""
+    caller = request.get(_CALLER)
+    return str(error) if caller is None else caller.identity.relative_text(str(error))
 
 
 def check_admin(request: web.Request, subject: str = SERVER_SUBJECT) -> Identity:
@@ -114,6 +126,8 @@ class Callers:
                 continue
             principal = self._gate.table.principal(caller.identity.name)
             holds = principal is not None and principal.credentials == caller.credentials and now_ms < caller.until_ms
+            if principal is not None and principal.below != caller.identity.root:
+                holds = False
             if not holds and request.transport is not None:
                 request.transport.abort()
 
@@ -175,7 +189,8 @@ class Callers:
         principal = table.principal(name)
         credentials = () if principal is None else principal.credentials
         until_ms = math.inf if proof is None else proof.ends_ms
-        return Caller(Identity(f"{PROTOCOL}:{name}", name, table.rights(name)), credentials, until_ms)
+        identity = Identity(f"{PROTOCOL}:{name}", name, table.rights(name), table.root(name))
+        return Caller(identity, credentials, until_ms)
 
     async def _refuse(self, address: str, name: str, text: str, *, is_guess: bool) -> NoReturn:
         """Refuse a request; a client that sends wrong proofs is told to wait.

@@ -23,6 +23,7 @@ from aiohttp import web
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import Delivery, Group
+from babelbus.core.rooted import relative_event, relative_headers, relative_key
 from babelbus.core.topic import event_of
 from babelbus.errors import BabelbusError
 from babelbus.records.envelope import SUBJECT_HEADER
@@ -147,12 +148,15 @@ class Consumer:
         self._something.set()
 
     def _line(self, delivery: Delivery) -> DeliveryLine:
-        event = event_of(self._topic, delivery)
+        event, key, root = event_of(self._topic, delivery), delivery.key, self.principal.root
+        headers = tuple(pair for pair in delivery.headers if pair[0] != SUBJECT_HEADER)
+        if root is not None:
+            event, key, headers = relative_event(event, root), relative_key(key, root), relative_headers(headers, root)
         subject = event.subject.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         shown = Record(
             delivery.payload,
-            delivery.key,
-            tuple(pair for pair in delivery.headers if pair[0] != SUBJECT_HEADER),
+            key,
+            headers,
             delivery.timestamp,
             delivery.attributes,
             delivery.offset,
@@ -231,7 +235,7 @@ class Consumer:
         self._something.set()
 
     def _closed(self, error: BabelbusError) -> None:
-        self._end = str(error)
+        self._end = self.principal.relative_text(str(error))
         self._something.set()
 
 

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
+from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
-from babelbus.core.groups import OURS, DeadLetter, DeadLetterTopics
+from babelbus.core.groups import OURS, DeadLetter, DeadLetterTopicInfo, DeadLetterTopics, letters_of
 from babelbus.core.groups import Letter as StoredLetter
+from babelbus.core.rooted import relative_record
 from babelbus.records.record import Record
 from babelbus.web.answers import Handler, answer, read_body, read_number
 from babelbus.web.callers import principal_of
@@ -68,12 +70,20 @@ class DeadLetterRoutes:
     async def _list(self, request: web.Request) -> web.Response:
         principal = principal_of(request)
         found = [one for one in self._topics.all() if may_see(self._broker, principal, one.topic)]
-        return answer({"dead_letters": found})
+        return answer({"dead_letters": [_shown(one, principal) for one in found]})
+
+    def _name(self, request: web.Request) -> str:
+        """Return the topic of dead letters, or the group that sends there, which a request means."""
+        name, root = request.match_info["name"], principal_of(request).root
+        if root is None:
+            return name
+        topic = root.absolute(name)  # a name of a group could mean a group of others
+        return topic if self._broker.has_topic(topic) else root.absolute(letters_of(name))
 
     async def _show(self, request: web.Request) -> web.Response:
-        found = self._topics.info(request.match_info["name"])
-        check_sees(self._broker, principal_of(request), found.topic)
-        return answer(found)
+        found, principal = self._topics.info(self._name(request)), principal_of(request)
+        check_sees(self._broker, principal, found.topic)
+        return answer(_shown(found, principal))
 
     async def _letters(self, request: web.Request) -> web.Response:
         partition = request.match_info["partition"]
@@ -81,33 +91,43 @@ class DeadLetterRoutes:
             raise web.HTTPNotFound
         count = min(read_number(request, "max", 1) or COUNT, COUNT_MAX)
         offset = read_number(request, "offset") or 0
-        name, principal = request.match_info["name"], principal_of(request)
+        name, principal = self._name(request), principal_of(request)
         found = await self._topics.read(name, int(partition), offset, count, principal)
         more = found[-1].record.offset + 1 if len(found) == count else None
-        return answer(Letters([_line(letter) for letter in found], more))
+        return answer(Letters([_line(letter, principal) for letter in found], more))
 
     async def _replay(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, ReplayBody)
         if wanted.max is not None and wanted.max < 1:
             raise web.HTTPBadRequest(text="max is at least 1")
-        name = request.match_info["name"]
-        principal = principal_of(request)
-        return answer(await self._topics.replay(name, count_max=wanted.max, places=wanted.places, principal=principal))
+        name, principal = self._name(request), principal_of(request)
+        done = await self._topics.replay(name, count_max=wanted.max, places=wanted.places, principal=principal)
+        failures = [msgspec.structs.replace(one, reason=principal.relative_text(one.reason)) for one in done.failures]
+        return answer(msgspec.structs.replace(done, topic=principal.relative(done.topic), failures=failures))
 
     async def _purge(self, request: web.Request) -> web.Response:
         wanted = await read_body(request, PurgeBody)
-        name, principal = request.match_info["name"], principal_of(request)
+        name, principal = self._name(request), principal_of(request)
         check_sees(self._broker, principal, self._topics.info(name).topic)
-        return answer(await self._topics.purge(name, everything=wanted.all, principal=principal))
+        return answer(_shown(await self._topics.purge(name, everything=wanted.all, principal=principal), principal))
 
 
-def _line(letter: StoredLetter) -> LetterLine:
+def _shown(info: DeadLetterTopicInfo, principal: Identity) -> DeadLetterTopicInfo:
+    """Return what a principal is told of a topic of dead letters."""
+    relative = principal.relative
+    senders = tuple(msgspec.structs.replace(one, topic=relative(one.topic)) for one in info.senders)
+    return msgspec.structs.replace(info, topic=relative(info.topic), senders=senders)
+
+
+def _line(letter: StoredLetter, principal: Identity) -> LetterLine:
     record, came = letter.record, letter.letter
     if came is not None:
         # Somebody else may have written the header: what is no UTF-8 must not spoil the answer.
         came = msgspec.structs.replace(
-            came, topic=came.topic.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            came, topic=principal.relative(came.topic).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         )
         kept = tuple(pair for pair in record.headers if pair[0] not in OURS)
         record = Record(record.payload, record.key, kept, record.timestamp, record.attributes, record.offset)
+    if principal.root is not None:
+        record = relative_record(record, principal.root)
     return LetterLine(line_of(record, letter.partition), came, letter.replayed)

@@ -8,11 +8,11 @@ from aiohttp import web
 
 from babelbus.core.access import Action, Identity, refusal
 from babelbus.core.broker import Broker
-from babelbus.core.groups import Group, Groups, Place
+from babelbus.core.groups import Group, GroupInfo, Groups, Place
 from babelbus.core.settings import change_settings
 from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.web.answers import Handler, answer, read_body
-from babelbus.web.callers import principal_of
+from babelbus.web.callers import principal_of, topic_of
 
 
 class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,45 +68,41 @@ class GroupRoutes:
 
     async def _list(self, request: web.Request) -> web.Response:
         groups, topic = self._groups, request.query.get("topic")
-        found = groups.all() if topic is None else groups.on_topic(topic)
         principal = principal_of(request)
-        return answer(
-            {"groups": [group.info() for group in found if may_see(self._broker, principal, group.topic.name)]}
-        )
+        found = groups.all() if topic is None else groups.on_topic(principal.absolute(topic))
+        seen = [group for group in found if may_see(self._broker, principal, group.topic.name)]
+        return answer({"groups": [_shown(group, principal) for group in seen]})
 
     async def _create(self, request: web.Request) -> web.Response:
         """Create a group: 201 for a new group, 200 for an existing one."""
         wanted = await read_body(request, CreateGroup)
         groups, principal = self._groups, principal_of(request)
-        self._broker.check_topic(principal, Action.CONSUME, wanted.topic)
-        found = groups.find(wanted.topic, wanted.name) if wanted.ensure else None
+        topic = principal.absolute(wanted.topic)
+        self._broker.check_topic(principal, Action.CONSUME, topic)
+        found = groups.find(topic, wanted.name) if wanted.ensure else None
         if found is not None:
-            return answer(found.info())
-        settings = change_settings(groups.defaults, wanted.settings, of="a group")
-        made = groups.create(
-            wanted.topic,
-            wanted.name,
-            settings,
-            start=await wanted.start.place(groups, wanted.topic),
-            principal=principal,
-        )
+            return answer(_shown(found, principal))
+        settings = change_settings(groups.defaults, _absolute(wanted.settings, principal), of="a group")
+        start = await wanted.start.place(groups, topic)
+        made = groups.create(topic, wanted.name, settings, start=start, principal=principal)
         await made.saved.wait()
-        return answer(made.info(), status=201)
+        return answer(_shown(made, principal), status=201)
 
     async def _show(self, request: web.Request) -> web.Response:
-        return answer(self._group(request).info())
+        return answer(_shown(self._group(request), principal_of(request)))
 
     async def _alter(self, request: web.Request) -> web.Response:
         changes = await read_body(request, dict[str, Any])
         topic, name = names(request)
-        group = self._groups.alter(topic, name, changes, principal_of(request))
+        principal = principal_of(request)
+        group = self._groups.alter(topic, name, _absolute(changes, principal), principal)
         await group.saved.wait()
-        return answer(group.info())
+        return answer(_shown(group, principal))
 
     async def _remove(self, request: web.Request) -> web.Response:
         topic, name = names(request)
         await self._groups.remove(topic, name, principal_of(request)).wait()
-        return answer({"removed": name, "topic": topic})
+        return answer({"removed": name, "topic": principal_of(request).relative(topic)})
 
     async def _seek(self, request: web.Request) -> web.Response:
         """Move the cursor; the answer follows once the new cursor is durable."""
@@ -114,7 +110,7 @@ class GroupRoutes:
         group = self._group(request)
         group.seek(await body.place(groups, group.topic.name), principal_of(request))
         await groups.commit()
-        return answer(group.info())
+        return answer(_shown(group, principal_of(request)))
 
     async def _pause(self, request: web.Request) -> web.Response:
         return await self._set_paused(request, paused=True)
@@ -129,12 +125,28 @@ class GroupRoutes:
         else:
             group.resume(principal_of(request))
         await self._groups.commit()
-        return answer(group.info())
+        return answer(_shown(group, principal_of(request)))
 
     def _group(self, request: web.Request) -> Group:
         topic, name = names(request)
         check_sees(self._broker, principal_of(request), topic)
         return self._groups.get(topic, name)
+
+
+def _absolute(settings: dict[str, Any], principal: Identity) -> dict[str, Any]:
+    """Return settings of a group with the topic of dead letters that the principal means."""
+    topic = settings.get("dead_letter_topic")
+    return settings | {"dead_letter_topic": principal.absolute(topic)} if isinstance(topic, str) else settings
+
+
+def _shown(group: Group, principal: Identity) -> GroupInfo:
+    """Return what a principal is told of a group."""
+    info = group.info()
+    if principal.root is None:
+        return info
+    letters, relative = info.settings.dead_letter_topic, principal.root.relative
+    settings = msgspec.structs.replace(info.settings, dead_letter_topic=letters and relative(letters))
+    return msgspec.structs.replace(info, topic=relative(info.topic), settings=settings)
 
 
 def may_see(broker: Broker, principal: Identity, topic: str) -> bool:
@@ -156,4 +168,4 @@ def check_sees(broker: Broker, principal: Identity, topic: str) -> None:
 
 def names(request: web.Request) -> tuple[str, str]:
     """Return topic and group of a request's path."""
-    return request.match_info["topic"], request.match_info["group"]
+    return topic_of(request, "topic"), request.match_info["group"]

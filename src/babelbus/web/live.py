@@ -15,6 +15,7 @@ from babelbus.core.broker import Broker
 from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
+from babelbus.core.rooted import relative_event
 from babelbus.core.state import StateChange, check_state_pattern, size_fault, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.metrics import Metrics
@@ -118,13 +119,18 @@ class LiveRoutes:
             feed.close()
 
     async def _listen(self, request: web.Request) -> web.StreamResponse:
-        pattern, principal = read_text(request, "pattern"), principal_of(request)
+        principal = principal_of(request)
+        pattern, root = principal.absolute(read_text(request, "pattern")), principal.root
+
+        def hear(feed: Feed, events: Sequence[Event]) -> None:
+            shown = events if root is None else [relative_event(one, root) for one in events]
+            feed.put(partial(encode_event, one) for one in shown)
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             check_state_pattern(pattern, self._broker.state.key_bytes_max)
             subscription = self._broker.subscribe(
                 subscription_pattern(pattern),
-                lambda events: feed.put(partial(encode_event, one) for one in events),
+                partial(hear, feed),
                 principal,
             )
             return iter(()), lambda: self._broker.unsubscribe(subscription)
@@ -188,7 +194,7 @@ class LiveRoutes:
         receipt = await self._broker.publish(Publication(principal, PROTOCOL, [event])).wait()
         if topic is None:
             return answer(Sent(None, None, None, receivers))
-        return answer(Sent(topic, receipt.partition, receipt.base_offset, receivers))
+        return answer(Sent(principal.relative(topic), receipt.partition, receipt.base_offset, receivers))
 
 
 def event_of(body: SendBody, principal: Identity) -> Event:
@@ -202,6 +208,7 @@ def event_of(body: SendBody, principal: Identity) -> Event:
         (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
     )
     check_subject(subject)
+    subject = principal.absolute(subject)
     return Event(subject, payload, key, signed(headers, principal))
 
 

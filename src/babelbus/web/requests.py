@@ -149,7 +149,12 @@ class _Responder:
         content = content_of(question.payload, question.headers)
         seconds_left = max(question.deadline - clock.monotonic(), 0.0)
         return RespondLine(
-            QuestionLine(number=number, subject=question.subject, timeout_seconds=seconds_left, **content)
+            QuestionLine(
+                number=number,
+                subject=self.principal.relative(question.subject),
+                timeout_seconds=seconds_left,
+                **content,
+            )
         )
 
 
@@ -275,11 +280,13 @@ class RequestRoutes:
         window = min(read_number(request, "window", 1) or 1, WINDOW_MAX)
         count_max = read_number(request, "max", 1)
         check_subject(subject)
+        principal = principal_of(request)
+        subject = principal.absolute(subject)
         self._check_size(subject)
         if len(self._responders) >= RESPONDERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{RESPONDERS_MAX} responders are open already, which is the limit")
         pool = self._pools.setdefault((subject, group), _Pool(self._broker, subject, group))
-        responder, name = _Responder(window, count_max, principal_of(request)), secrets.token_hex(16)
+        responder, name = _Responder(window, count_max, principal), secrets.token_hex(16)
         self._responders[name] = responder, pool
         try:
             pool.join(responder)

@@ -28,6 +28,7 @@ from babelbus.core.access import (
 )
 from babelbus.core.access.model import read_pattern
 from babelbus.core.access.rights import RowSet
+from babelbus.core.access.root import root_of
 from babelbus.core.subject import EVERYTHING, PathPattern, Pattern, below, exactly
 from babelbus.protocols.sbus.patterns import SbusPattern
 
@@ -255,3 +256,33 @@ def test_a_decision_looks_at_few_of_ten_thousand_rows(shape: str) -> None:
         assert made.may(Action.PUBLISH, subject)
         assert not made.may(Action.PUBLISH, subject + "/not/there/z" if "#" not in shape else "other/z/w")
     assert looked < 50
+
+
+ROOTS = st.sampled_from(["a", "a/b", "b"])
+
+
+@given(rows_of_many, ROOTS)
+def test_the_rights_of_a_rooted_principal_end_at_its_root(rows: list[Row], root: str) -> None:
+    made = Rights("alice", [RowSet(rows)], root=root_of(root))
+    for subject in SUBJECTS:
+        expected = subject.startswith(f"{root}/") and plainly(rows, Action.READ, subject)
+        assert made.may(Action.READ, subject) is expected
+
+
+@given(rows_of_many, wanted_patterns, ROOTS)
+def test_a_pattern_over_the_end_of_a_root_is_never_granted_whole(rows: list[Row], pattern: Pattern, root: str) -> None:
+    made = Rights("alice", [RowSet(rows)], root=root_of(root))
+    matching = [subject for subject in SUBJECTS if pattern.matches(subject)]
+    granted = [subject for subject in matching if made.may(Action.READ, subject)]
+    match made.overlaps(Action.READ, pattern):
+        case Narrowing.WHOLE:
+            assert granted == matching
+        case Narrowing.NONE:
+            assert granted == []
+
+
+def test_a_rooted_principal_with_every_right_reads_its_own_topics_alone() -> None:
+    made = Rights("acme", [RowSet([row("*", "#")])], root=root_of("tenants/acme"))
+    allowed = {"tenants/acme/orders", "tenants/acme/orders/new"}
+    for name in (*allowed, "orders", "tenants", "tenants/acme", "tenants/acmeX/orders", "$state", "$access"):
+        assert made.may_topic(Action.READ, name) is (name in allowed)

@@ -113,6 +113,27 @@ def test_an_explanation_has_the_row_that_decides() -> None:
     assert (nothing.allowed, nothing.row, nothing.exists) == (False, None, False)
 
 
+def test_a_root_comes_goes_and_moves_with_the_principal() -> None:
+    made = table(Principal("acme", root="tenants/acme"), Row("acme", "*", "#"))
+    rights = made.rights("acme")
+    found = made.explain("acme", Action.READ, "orders")
+    assert (found.allowed, found.subject) == (True, "tenants/acme/orders")
+    assert not made.explain("acme", Action.READ, "$audit").allowed
+    assert not rights.may(Action.READ, "orders")
+    change(made, put=[Principal("acme", root="tenants/other")])
+    assert (rights.may(Action.READ, "tenants/acme/a"), rights.may(Action.READ, "tenants/other/a")) == (False, True)
+    change(made, put=[Principal("acme")])
+    assert made.root("acme") is None
+    assert rights.may(Action.READ, "orders")
+
+
+def test_a_row_outside_the_root_is_a_fault() -> None:
+    made = table(Principal("acme", root="tenants/acme"), Row("acme", "read", "orders/#"), Row("acme", "read", "#"))
+    assert made.faults() == [
+        "allow acme read orders/#: the subjects of acme are below tenants/acme; patterns are absolute"
+    ]
+
+
 def test_faults_are_named() -> None:
     made = table(
         ALICE,

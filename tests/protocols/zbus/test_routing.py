@@ -167,7 +167,7 @@ def test_the_table_is_bounded_and_refuses_as_a_whole() -> None:
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_a_bind_brings_a_list_as_json_or_as_its_text(kind: Any) -> None:
     message = Message({"mq": "MyRpc"}, body=b'[{"url":"/example/plus","mq":"MyRpc"}]', body_kind=kind)
-    assert read_bindings(message) == [UrlEntry("/example/plus", "MyRpc")]
+    assert read_bindings(message, "MyRpc") == [UrlEntry("/example/plus", "MyRpc")]
 
 
 @pytest.mark.parametrize(
@@ -183,5 +183,5 @@ def test_a_bind_brings_a_list_as_json_or_as_its_text(kind: Any) -> None:
 )
 def test_a_bind_that_is_wrong_is_refused_with_its_text(body: bytes | None, text: str) -> None:
     with pytest.raises(MalformedMessageError) as caught:
-        read_bindings(Message({"mq": "MyRpc"}, body=body, body_kind="bytes"))
+        read_bindings(Message({"mq": "MyRpc"}, body=body, body_kind="bytes"), "MyRpc")
     assert (caught.value.status, caught.value.text) == (400, text)

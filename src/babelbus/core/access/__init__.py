@@ -38,6 +38,7 @@ from babelbus.core.access.rights import (
     refusal,
     subjects_of_topic,
 )
+from babelbus.core.access.root import Root
 from babelbus.core.access.table import ADMIN_ROLE, CLIENT_ROLE, Explanation, Table
 from babelbus.identities.credential import Credential
 
@@ -65,6 +66,7 @@ __all__ = [
     "Narrowing",
     "Principal",
     "Rights",
+    "Root",
     "Row",
     "Table",
     "check_may",

@@ -125,7 +125,9 @@ class Gate:
 
     def identity(self, source: str, name: str) -> Identity:
         """Return the identity of a principal that has proved who it is; a name without a principal has no rights."""
-        return Identity(source, name, self.table.rights(name) if self.enforcing else None)
+        if not self.enforcing:
+            return Identity(source, name, None)
+        return Identity(source, name, self.table.rights(name), self.table.root(name))
 
     def note_login(self, name: str, source: str, *, refused: str = "", is_known: bool = False) -> str:
         """Record in the audit that a client has proved a name, or why it has not; return the id of the record.
@@ -309,7 +311,7 @@ class Gate:
         self.expire()
 
     def expire(self) -> None:
-        """Tell who hears of changes when a credential has expired since the last call: its sessions end."""
+        """End sessions whose credential has expired since the last call: listeners are called as for a change."""
         now = self._clock.now_ms()
         if now >= self._expires_ms:
             self._tell()

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from babelbus.config import QuotaSettings
+from babelbus.core.access.root import InvalidRootError, Root, check_root, root_of
 from babelbus.core.subject import PathPattern, Pattern
 from babelbus.errors import BabelbusError
 from babelbus.identities.credential import Credential
@@ -80,7 +81,9 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One principal: its roles (without `role:`), its credentials, and its quotas if the defaults are not for it."""
+    """One principal: its roles (without `role:`), its credentials, its quotas if the defaults are not for it, and the
+    root that its subjects are relative to, if it has one.
+    """
 
     name: str
     roles: tuple[str, ...] = ()
@@ -89,15 +92,26 @@ class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str | msgspec.UnsetType = msgspec.UNSET
     """Another one when a principal of this name is removed and added again; the gate sets it, and principals of files
     and those from before there were ids have none."""
+    root: str | msgspec.UnsetType = msgspec.UNSET
 
     def check(self) -> None:
-        """Check the names.
+        """Check the names and the root.
 
         Raises:
-            InvalidAccessError: a name is not valid.
+            InvalidAccessError: a name or the root is not valid.
         """
         for name in (self.name, *self.roles):
             check_name(name)
+        if isinstance(self.root, str):
+            try:
+                check_root(self.root)
+            except InvalidRootError as error:
+                raise InvalidAccessError(str(error)) from error
+
+    @property
+    def below(self) -> Root | None:
+        """The root, if there is one."""
+        return root_of(self.root) if isinstance(self.root, str) else None
 
 
 class Narrowing(Enum):
@@ -140,12 +154,25 @@ class Identity(msgspec.Struct, frozen=True):
     """The verified client of a connection. `source` goes into `ce_source`: protocol and name.
 
     `rights` is `None` for the server itself, and while the gate is off for clients whose protocol has no list of its
-    own: then nothing is checked.
+    own: then nothing is checked. With a `root`, the client names its subjects relative to the root.
     """
 
     source: str
     name: str
     rights: Granted | None
+    root: Root | None = None
+
+    def absolute(self, name: str) -> str:
+        """Return the subject, or pattern, that the client means by a name."""
+        return name if self.root is None else self.root.absolute(name)
+
+    def relative(self, subject: str) -> str:
+        """Return what the client calls a subject."""
+        return subject if self.root is None else self.root.relative(subject)
+
+    def relative_text(self, text: str) -> str:
+        """Return a message of the server with the names as the client calls them."""
+        return text if self.root is None else self.root.relative_text(text)
 
 
 SERVER: Final = Identity("server", "server", None)

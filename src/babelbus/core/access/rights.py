@@ -21,6 +21,7 @@ from babelbus.core.access.model import (
     Row,
     read_pattern,
 )
+from babelbus.core.access.root import Root
 from babelbus.core.subject import CACHED_LENGTH_MAX, EVERYTHING, Element, PathPattern, Pattern, below, exactly
 from babelbus.core.subject_index import SubjectIndex
 
@@ -145,9 +146,13 @@ Refused = Callable[[Identity, Action, str], str]
 class Rights:
     """The rights of one principal, a live object; `version` rises when the rows behind it change."""
 
-    __slots__ = ("__weakref__", "_answers", "_refused", "_sets", "_topics", "id", "name", "version")
+    __slots__ = (
+        *("__weakref__", "_answers", "_inside", "_refused", "_root", "_sets", "_topics", "id", "name", "version"),
+    )
 
-    def __init__(self, name: str, sets: Iterable[RowSet] = (), refused: Refused | None = None) -> None:
+    def __init__(
+        self, name: str, sets: Iterable[RowSet] = (), refused: Refused | None = None, root: Root | None = None
+    ) -> None:
         self.name = name
         self.id = ""
         """The id of the principal; see `Principal.id`."""
@@ -156,10 +161,12 @@ class Rights:
         self._answers: dict[Action, dict[str, bool]] = {action: {} for action in Action}
         self._topics: dict[Action, dict[str, bool]] = {action: {} for action in Action}
         self._sets: tuple[RowSet, ...] = ()
-        self.replace(sets)
+        self.replace(sets, root)
 
-    def replace(self, sets: Iterable[RowSet]) -> None:
-        """Replace the rows: what was answered before is forgotten."""
+    def replace(self, sets: Iterable[RowSet], root: Root | None = None) -> None:
+        """Replace the rows, and the root at which they end: what was answered before is forgotten."""
+        self._root = root
+        self._inside = None if root is None else _Subjects(Row(self.name, ANY_ACTION, f"{root.name}/#"), root.pattern)
         sets = tuple(sets)
         templates = [row for each in sets for row in each.templates]
         own = RowSet(templates, self.name)
@@ -189,6 +196,8 @@ class Rights:
 
     def deciding(self, action: Action, subject: str) -> Row | None:
         """Return the row that decides: one that denies, else one that allows, `None` if no row concerns the subject."""
+        if self._root is not None and not self._root.contains(subject):
+            return None
         name, parts = action.value, subject.split(SEPARATOR)
         for effect in (Effect.DENY, Effect.ALLOW):
             for rows in self._sets:
@@ -207,6 +216,8 @@ class Rights:
     def overlaps(self, action: Action, pattern: Pattern) -> Narrowing:
         """Return how much of a pattern is granted. `PART` may be nothing if rows that deny cut across it."""
         name, sets = action.value, self._sets
+        if self._inside is not None and not self._inside.meet(pattern):
+            return Narrowing.NONE
         if any(rows.contains(Effect.DENY, name, pattern) for rows in sets):
             return Narrowing.NONE
         if any(rows.contains(Effect.ALLOW, name, pattern) for rows in sets):
@@ -216,7 +227,10 @@ class Rights:
         return Narrowing.NONE
 
     def denies(self, action: Action, *patterns: Pattern) -> bool:
-        """Return whether a row denies the action on some subject of patterns."""
+        """Return whether a row, or the end of the root, denies the action on some subject of patterns."""
+        inside = self._inside
+        if inside is not None and not all(inside.contain(pattern) for pattern in patterns):
+            return True
         return any(rows.meets(Effect.DENY, action.value, pattern) for pattern in patterns for rows in self._sets)
 
     def record_refusal(self, principal: Identity, action: Action, subject: str) -> str:

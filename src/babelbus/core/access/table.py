@@ -26,6 +26,7 @@ from babelbus.core.access.model import (
     read_pattern,
 )
 from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, Refused, Rights, RowSet
+from babelbus.core.access.root import Root
 from babelbus.core.access.table_file import FILE_ID, FileIds
 from babelbus.identities.credential import Place, places_of
 
@@ -55,6 +56,8 @@ class Explanation(msgspec.Struct, frozen=True):
     origin: str | None
     roles: tuple[str, ...]
     exists: bool
+    subject: str
+    """The subject that the principal means."""
 
 
 def id_of(entry: Entry) -> str:
@@ -148,12 +151,20 @@ class Table:
         """Return the rights of a principal, one live object for each name; an unknown principal has none."""
         rights = self._rights.get(name)
         if rights is None:
-            rights = self._rights[name] = Rights(name, self._sets_of(name), self.on_refused)
+            rights = self._rights[name] = Rights(name, self._sets_of(name), self.on_refused, self.root(name))
             rights.id = self._id_of(name)
         return rights
 
+    def root(self, name: str) -> Root | None:
+        """Return the root of a principal, `None` if its subjects are absolute."""
+        principal = self.principal(name)
+        return None if principal is None else principal.below
+
     def explain(self, name: str, action: Action, subject: str) -> Explanation:
-        """Return whether a principal may do this, and the row that decides."""
+        """Return whether a principal may do this to what it calls the subject, and the row that decides."""
+        root = self.root(name)
+        if root is not None:
+            subject = root.absolute(subject)
         row = self.rights(name).deciding(action, subject)
         principal = self.principal(name)
         origin = None if row is None else dict(self.rows()).get(row)
@@ -163,6 +174,7 @@ class Table:
             origin,
             () if principal is None else principal.roles,
             principal is not None or name == ANONYMOUS,
+            subject,
         )
 
     def faults(self) -> list[str]:
@@ -179,6 +191,9 @@ class Table:
                 found.append(f"{_text(row)}: there is no principal {row.who}")
             elif NAME_PLACE in row.pattern.split(SEPARATOR) and row.who != EVERYBODY and not is_name(row.who):
                 found.append(f"{_text(row)}: the name of the principal cannot stand in a pattern")
+            root = self.root(row.who)
+            if root is not None and not RowSet((row,), row.who).meets(row.effect, row.action, root.pattern):
+                found.append(f"{_text(row)}: the subjects of {row.who} are below {root.name}; patterns are absolute")
             if row.effect is Effect.ALLOW and self._is_denied(row):
                 found.append(f"{_text(row)}: a row that denies covers it, and wins")
         for name in sorted(self._principals):
@@ -297,7 +312,7 @@ class Table:
             principal = self.principal(name)
             roles = () if principal is None else principal.roles
             if everybody or touched is None or not touched.isdisjoint((name, *(ROLE_PREFIX + role for role in roles))):
-                rights.replace(self._sets_of(name))
+                rights.replace(self._sets_of(name), self.root(name))
                 rights.id = self._id_of(name)
 
 

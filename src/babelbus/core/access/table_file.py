@@ -33,6 +33,7 @@ class _Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: tuple[str, ...] = ()
     credentials: tuple[Credential, ...] = ()
     quotas: QuotaSettings | msgspec.UnsetType = msgspec.UNSET
+    root: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +73,13 @@ def read_table_file(text: str, path: str) -> list[Row | Principal]:
         entries.append(_checked(Row(row.who, row.action, row.pattern, row.effect), text, path, "rows", index))
     for index, one in enumerate(made.principals):
         entries.append(
-            _checked(Principal(one.name, one.roles, one.credentials, one.quotas), text, path, "principals", index)
+            _checked(
+                Principal(one.name, one.roles, one.credentials, one.quotas, root=one.root),
+                text,
+                path,
+                "principals",
+                index,
+            )
         )
     return entries
 
@@ -82,7 +89,7 @@ def _checked(entry: Row | Principal, text: str, path: str, table: str, index: in
         entry.check()
     except InvalidAccessError as error:
         reason = str(error)
-        names = ("action", "pattern", "who") if isinstance(entry, Row) else ("name", "roles")
+        names = ("action", "pattern", "who") if isinstance(entry, Row) else ("name", "roles", "root")
         name = next((name for name in names if name in reason.split(":")[0]), names[-1] if len(names) == 3 else "name")
         raise TableFileError(path, *_locate(text, table, index, name), reason) from error
     return entry

@@ -1,14 +1,17 @@
 """Consumer groups: durable cursors shared by members of any protocol, redelivery, dead letters (docs/groups.md)."""
 
 from babelbus.core.groups.dead_letter_topics import (
+    DeadLetterTopicInfo,
     DeadLetterTopics,
     Letter,
     LettersWaitingError,
     NoDeadLetterTopicError,
 )
 from babelbus.core.groups.dead_letters import OURS, DeadLetter
+from babelbus.core.groups.dead_letters import TOPIC as LETTER_TOPIC
+from babelbus.core.groups.dead_letters import topic_name as letters_of
 from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
-from babelbus.core.groups.group import Group
+from babelbus.core.groups.group import Group, GroupInfo
 from babelbus.core.groups.in_flight import Delivery, Holder, Lease
 from babelbus.core.groups.member import Member
 from babelbus.core.groups.registry import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
@@ -32,14 +35,17 @@ __all__ = [
     "BEGINNING",
     "COMMIT_SECONDS",
     "END",
+    "LETTER_TOPIC",
     "OURS",
     "READ_AHEAD_BYTES",
     "DeadLetter",
+    "DeadLetterTopicInfo",
     "DeadLetterTopics",
     "Delivery",
     "Group",
     "GroupClosedError",
     "GroupExistsError",
+    "GroupInfo",
     "GroupOwnedError",
     "GroupSettings",
     "Groups",
@@ -59,5 +65,6 @@ __all__ = [
     "UnknownGroupError",
     "at_offset",
     "check_group_name",
+    "letters_of",
     "pick",
 ]

@@ -11,6 +11,7 @@ created, altered or removed is written at once; `saved` is done when it is durab
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -40,7 +41,8 @@ from babelbus.core.groups.settings import (
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
-from babelbus.core.subject import check_topic_name
+from babelbus.core.subject import NAME_BYTES_MAX, check_topic_name
+from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.topic import Topic
 from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.files import FileSystem
@@ -133,7 +135,7 @@ class Groups:
         settings = settings or self.defaults
         self._check(owner, name, settings)
         self._check_letters(principal, settings)
-        settings = self._keep_apart(principal, owner, name, settings)
+        settings = self._keep_apart(principal, owner, name, _rooted(principal, name, settings))
         made_ms, made_by = self._clock.now_ms(), owner_of(principal)
         group = self._make(owner, StoredGroup(topic, name, settings, False, made_ms, {}, made_by))
         self._groups[topic, name] = group
@@ -211,7 +213,8 @@ class Groups:
         self._check(group.topic, name, settings)
         if settings.dead_letter_topic != before.dead_letter_topic:
             self._check_letters(principal, settings)
-            settings = self._keep_apart(principal, group.topic, name, settings)
+            settings = self._keep_apart(principal, group.topic, name, _rooted(principal, name, settings))
+        settings = _rooted(principal, name, settings)
         group.alter(settings)
         self._note(group)
 
@@ -458,6 +461,16 @@ class Groups:
 
 def _encode(group: StoredGroup) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(group))
+
+
+def _rooted(principal: Identity, name: str, settings: GroupSettings) -> GroupSettings:
+    """Return settings whose dead letters stay below the root of the principal, if it has one."""
+    if principal.root is None or settings.dead_letter_topic is not None:
+        return settings
+    topic = principal.root.absolute(topic_name(name))
+    if len(topic.encode()) > NAME_BYTES_MAX:
+        topic = principal.root.absolute(f"{PREFIX}group-{zlib.crc32(name.encode()):08x}")
+    return msgspec.structs.replace(settings, dead_letter_topic=topic)
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

@@ -8,6 +8,7 @@ from babelbus.core.state.editor import (
     StateChange,
     StateEditor,
     check_state_pattern,
+    editor_for,
 )
 from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError, Revision
@@ -85,6 +86,7 @@ __all__ = [
     "check_state_pattern",
     "children_pattern",
     "covers",
+    "editor_for",
     "size_fault",
     "store_pattern",
     "subscription_pattern",

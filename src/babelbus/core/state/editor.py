@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.core.access import Identity, Root
 from babelbus.core.receipt import Promise
 from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import AsOf, History, Revision
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change, Kept, Kind
-from babelbus.core.state.patterns import check_key, check_pattern, size_fault, store_pattern
+from babelbus.core.state.patterns import MULTI_WILDCARD, check_key, check_pattern, size_fault, store_pattern
 from babelbus.core.state.tree import InvalidKeyError, State, Testament, VersionedError
 from babelbus.errors import BabelbusError
 
@@ -213,6 +214,106 @@ class StateEditor:
             return self._parse(text)
         except (ValueError, msgspec.DecodeError) as error:
             raise InvalidValueError(f"the value of {key!r} is no JSON: {error}") from error
+
+
+class RootedStateEditor(StateEditor):
+    """The state below a root: keys and patterns are relative to the root."""
+
+    def __init__(
+        self,
+        root: Root,
+        state: State | GuardedState,
+        history: History | GuardedHistory,
+        clock: Clock,
+        source: str,
+        read_value: Callable[[bytes], bytes],
+    ) -> None:
+        super().__init__(state, history, clock, source, read_value)
+        self._root = root
+
+    def _shown(self, entries: Sequence[Entry]) -> list[Entry]:
+        return [(self._root.relative(key), value, version) for key, value, version in entries]
+
+    async def get(self, key: str, moment: AsOf | None) -> Entry:
+        """Return a value, or raise `NoSuchKeyError`."""
+        return self._shown([await super().get(self._root.absolute(key), moment)])[0]
+
+    async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
+        """Return the entries that match a pattern."""
+        return self._shown(await super().match(self._root.absolute(pattern), moment))
+
+    async def tree(self, moment: AsOf | None) -> list[Entry]:
+        """Return all entries."""
+        return await self.match(MULTI_WILDCARD, moment)
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of a key, `None` if the key has no value."""
+        entry = super().find(self._root.absolute(key))
+        return None if entry is None else self._shown([entry])[0]
+
+    def entries(self, pattern: str) -> list[Entry]:
+        """Return the present entries that match a pattern."""
+        return self._shown(super().entries(self._root.absolute(pattern)))
+
+    def children(self, parent: str | None) -> list[str]:
+        """Return the names of the direct children of a key, `None` is the root; or raise `NoSuchKeyError`."""
+        return super().children(self._root.name if parent is None else self._root.absolute(parent))
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a plain value, or raise `InvalidValueError` or `VersionedError`."""
+        super().set(self._root.absolute(key), value)
+
+    def set_all(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        """Set plain values or, if a value is invalid or a key holds a version, none; see `set`."""
+        super().set_all([(self._root.absolute(key), value) for key, value in entries])
+
+    def compare_and_set(self, key: str, value: bytes, version: int) -> int:
+        """Set a value if the key has `version`, and return the next version; or raise `VersionMismatchError`."""
+        return super().compare_and_set(self._root.absolute(key), value, version)
+
+    def put_all(self, entries: Sequence[Entry]) -> None:
+        """Set all entries or, if an entry is invalid, none; replace what the keys have."""
+        super().put_all([(self._root.absolute(key), value, version) for key, value, version in entries])
+
+    def delete(self, key: str) -> Entry:
+        """Delete a value and return the entry with version 0, or raise `NoSuchKeyError`."""
+        return self._shown([super().delete(self._root.absolute(key))])[0]
+
+    def delete_matching(self, pattern: str) -> list[Entry]:
+        """Delete the entries that match a pattern and return them."""
+        return self._shown(super().delete_matching(self._root.absolute(pattern)))
+
+    def set_testament(self, owner: str, goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> None:
+        """Keep a testament: patterns whose keys are deleted, and values that are set then, when `owner` is gone."""
+        absolute = self._root.absolute
+        super().set_testament(owner, [absolute(one) for one in goods], [(absolute(key), value) for key, value in will])
+
+    async def revisions(self, key: str, before: int | None, count_max: int) -> tuple[list[Revision], int]:
+        """Return the last stored changes of a key below an offset, and from which offset on they are complete."""
+        return await super().revisions(self._root.absolute(key), before, count_max)
+
+    def watch(self, pattern: str, receiver: Callable[[Sequence[StateChange]], None]) -> tuple[list[Entry], Stop]:
+        """Return the entries that match, call `receiver` for each later change; the second value ends that."""
+        relative = self._root.relative
+
+        def hear(changes: Sequence[StateChange]) -> None:
+            receiver([msgspec.structs.replace(change, key=relative(change.key)) for change in changes])
+
+        entries, stop = super().watch(self._root.absolute(pattern), hear)
+        return self._shown(entries), stop
+
+
+def editor_for(
+    principal: Identity,
+    state: State | GuardedState,
+    history: History | GuardedHistory,
+    clock: Clock,
+    read_value: Callable[[bytes], bytes],
+) -> StateEditor:
+    """Return the editor of a principal, whose keys are relative to its root if it has one."""
+    if principal.root is not None:
+        return RootedStateEditor(principal.root, state, history, clock, principal.source, read_value)
+    return StateEditor(state, history, clock, principal.source, read_value)
 
 
 def check_state_pattern(pattern: str, bytes_max: int) -> None:

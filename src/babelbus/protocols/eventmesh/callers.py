@@ -106,6 +106,8 @@ class Callers:
         """Return who a caller is after a change of the table; `None`: it must prove again who it is."""
         name = caller.principal.name
         if not self.enforcing:
+            if caller.principal.root is not None:  # its topics would have other names
+                return None
             return msgspec.structs.replace(caller, principal=Identity(caller.principal.source, name, None))
         if not caller.asked or name == ANONYMOUS:
             found = None if caller.tried else self.identify(NOTHING, address, certificate)
@@ -113,7 +115,10 @@ class Callers:
             return found
         if not self.holds(caller):
             return None
-        return msgspec.structs.replace(caller, principal=self._gate.identity(caller.principal.source, name))
+        principal = self._gate.identity(caller.principal.source, name)
+        if principal.root != caller.principal.root:
+            return None
+        return msgspec.structs.replace(caller, principal=principal)
 
     def holds(self, caller: Caller) -> bool:
         """Return whether what a caller has proved is still so."""

@@ -288,7 +288,8 @@ class WebSession(HttpSession, contract.Session):
         group = asked.need("producergroup")
         deadline = self._hub.clock.monotonic() + read_ttl(properties.get("ttl"), TTL_MS) / 1000
         principal = asked.identity(group)
-        request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, principal)
+        subject = principal.absolute(event.subject)
+        request = self._hub.broker.request(subject, event.payload, event.headers, deadline, principal)
         return request, partial(self._encode_reply, asked.request, event.subject, request)
 
     def _encode_reply(self, asked: http.Request, topic: str, request: Request[Reply]) -> bytes:
@@ -407,7 +408,10 @@ class WebSession(HttpSession, contract.Session):
         if action in ("topic/create", "topic/delete"):
             return self._change_topics(request, action, principal)
         if action == "subscrition/query":
-            found = _encode(self._webhooks.entries(principal)).decode()
+            entries = self._webhooks.entries(principal)
+            if principal is not None and principal.root is not None:
+                entries = [msgspec.structs.replace(one, topic=principal.relative(one.topic)) for one in entries]
+            found = _encode(entries).decode()
             return DONE, lambda: self._encode_result(request, SUCCESS, found)
         raise _RefusedError(REQUESTCODE_INVALID, f"no such path: {path[:100]}", 404)
 
@@ -454,7 +458,7 @@ class WebSession(HttpSession, contract.Session):
         return self._encode_error(request, promise.error, failure)
 
     def _encode_error(self, request: http.Request, error: BabelbusError, failure: int = RUNTIME_ERROR) -> bytes:
-        text = str(error)
+        text = str(error) if self._caller is None else self._caller.principal.relative_text(str(error))
         if isinstance(error, TargetRefusedError):
             failure, text = BODY_ERROR, f"invalid URL: {error}"
         elif isinstance(error, AccessRefusedError | InvalidProofError):

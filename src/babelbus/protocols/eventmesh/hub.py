@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from babelbus.clock import Clock
 from babelbus.config import EventmeshSettings
 from babelbus.core.access import Action, Identity, check_may, refusal
@@ -103,7 +105,10 @@ class Peer(Protocol):
 
 
 class Hub:
-    """The shared part of all EventMesh connections of one server."""
+    """The shared part of all EventMesh connections of one server.
+
+    Topics and events are named as the principal of a call names them: with a root, relative to it.
+    """
 
     def __init__(
         self, broker: Broker, clock: Clock, metrics: Metrics, settings: EventmeshSettings, callers: Callers
@@ -139,10 +144,12 @@ class Hub:
             ReservedTopicError: the topic is the server's own.
             StorageError: the disk refused.
         """
+        principal = principal or self._principal
+        name = principal.absolute(name)
         topic = self.broker.find_topic(name)
         if topic is None:
             try:
-                return await self.broker.create_topic(name, principal=principal or self._principal)
+                return await self.broker.create_topic(name, principal=principal)
             except TopicExistsError:  # another client was first
                 topic = self.broker.topic(name)
         if topic.reserved:
@@ -151,7 +158,8 @@ class Hub:
 
     def remove_topic(self, name: str, principal: Identity | None = None) -> Promise:
         """Remove a topic; every failure is the error of the promise."""
-        return self.broker.remove_topic(name, principal or self._principal)
+        principal = principal or self._principal
+        return self.broker.remove_topic(principal.absolute(name), principal)
 
     def group(self, topic: str, name: str, principal: Identity | None = None) -> Group:
         """Return the group of clients; a new group begins at the end of the topic, and keeps its place while empty.
@@ -163,7 +171,9 @@ class Hub:
         """
         self._flush()  # a new group begins behind what was published before
         settings = GroupSettings(ack="explicit", ack_seconds=self.settings.ack_seconds)
-        return self.broker.groups.ensure(topic, name, settings, start=END, principal=principal or self._principal)
+        principal = principal or self._principal
+        topic = principal.absolute(topic)
+        return self.broker.groups.ensure(topic, name, settings, start=END, principal=principal)
 
     async def ensure_group(self, topic: str, name: str, principal: Identity | None = None) -> None:
         """Create topic and group, durably, if they are not there.
@@ -185,7 +195,7 @@ class Hub:
         """
         is_live = item.mode == "BROADCASTING"
         if is_live or item.type == "SYNC":
-            check_may(principal, Action.SUBSCRIBE, item.topic)
+            check_may(principal, Action.SUBSCRIBE, principal.absolute(item.topic))
         if is_live and principal.rights is not None:
             await self.ensure_topic(item.topic, principal)
         else:
@@ -196,11 +206,14 @@ class Hub:
         by_topic: dict[str, list[Event]] = {}
         for event in events:
             by_topic.setdefault(event.subject, []).append(event)
+        names: Sequence[str] = list(by_topic)
         if principal is not None and principal.rights is not None:
-            refused = principal.rights.find_refused(Action.PUBLISH, list(by_topic))
+            if principal.root is not None:
+                names = [principal.root.absolute(topic) for topic in by_topic]
+            refused = principal.rights.find_refused(Action.PUBLISH, names)
             if refused is not None:
                 return Promise.refused(refusal(principal, Action.PUBLISH, refused))
-        if all(self.broker.has_topic(topic) for topic in by_topic):
+        if all(map(self.broker.has_topic, names)):
             return all_of([self.publish_to(topic, batch, principal) for topic, batch in by_topic.items()])
         return Work(self._publish_new(by_topic, principal))
 
@@ -209,8 +222,12 @@ class Hub:
 
         Few events wait for the end of this turn of the event loop, and are appended with those of other connections.
         """
-        if not self.broker.has_topic(topic):
+        root = None if principal is None else principal.root
+        if not self.broker.has_topic(topic if root is None else root.absolute(topic)):
             return Work(self._publish_new({topic: events}, principal))
+        if root is not None:
+            topic = root.absolute(topic)
+            events = [msgspec.structs.replace(event, subject=root.absolute(event.subject)) for event in events]
         key: str | tuple[str, str] = topic
         if principal is None or principal.rights is None:
             principal = self._principal

@@ -116,9 +116,9 @@ class Methods:
         try:
             receipt = self._hub.publish([one.event for one in read()], principal)
         except BabelbusError as error:
-            answer(_outcome(dialect, failure, error))
+            answer(_outcome(dialect, failure, error, principal))
         else:
-            receipt.when_done(lambda done: answer(_outcome(dialect, failure, done.error)))
+            receipt.when_done(lambda done: answer(_outcome(dialect, failure, done.error, principal)))
 
     def _request(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
         work = Work(self._ask(dialect, message, principal))
@@ -136,7 +136,8 @@ class Methods:
             event = asked.event
             deadline = hub.clock.monotonic() + asked.ttl_ms / 1000
             identity = principal or Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
-            request = hub.broker.request(event.subject, event.payload, event.headers, deadline, identity)
+            subject = identity.absolute(event.subject)
+            request = hub.broker.request(subject, event.payload, event.headers, deadline, identity)
             await settled(request)
             if request.error is not None:
                 raise request.error
@@ -159,9 +160,9 @@ class Methods:
             url = wanted.urls[0]
             subscribed = self._webhooks.subscribe(wanted.group, wanted.items, url, wanted.idc, wanted.pid, principal)
         except BabelbusError as error:
-            answer(_outcome(dialect, SUBSCRIBE_ERROR, error))
+            answer(_outcome(dialect, SUBSCRIBE_ERROR, error, principal))
         else:
-            subscribed.when_done(lambda done: answer(_outcome(dialect, SUBSCRIBE_ERROR, done.error)))
+            subscribed.when_done(lambda done: answer(_outcome(dialect, SUBSCRIBE_ERROR, done.error, principal)))
 
     def _unsubscribe(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
         try:
@@ -170,9 +171,9 @@ class Methods:
                 raise RefusedError(BODY_ERROR, "a reply is no subscription")
             removed = self._remove(wanted, principal)
         except BabelbusError as error:
-            answer(_outcome(dialect, UNSUBSCRIBE_ERROR, error))
+            answer(_outcome(dialect, UNSUBSCRIBE_ERROR, error, principal))
         else:
-            removed.when_done(lambda done: answer(_outcome(dialect, UNSUBSCRIBE_ERROR, done.error)))
+            removed.when_done(lambda done: answer(_outcome(dialect, UNSUBSCRIBE_ERROR, done.error, principal)))
 
     def _remove(self, wanted: Wanted, principal: Identity | None) -> Promise:
         """End the subscriptions of one client alone (8.6); clients name themselves, principals do not."""
@@ -213,8 +214,9 @@ class Methods:
         return dialect.outcome(RESUBSCRIBE, "no such subscription, subscribe again")
 
 
-def _outcome(dialect: Dialect, failure: str, error: BabelbusError | None) -> Any:
-    """Return the answer to a unary call."""
+def _outcome(dialect: Dialect, failure: str, error: BabelbusError | None, principal: Identity | None = None) -> Any:
+    """Return the answer to a unary call, with the names as the principal knows them."""
     if error is None:
         return dialect.outcome(SUCCESS, "success")
-    return dialect.outcome(code_of(error, failure), str(error))
+    text = str(error) if principal is None else principal.relative_text(str(error))
+    return dialect.outcome(code_of(error, failure), text)

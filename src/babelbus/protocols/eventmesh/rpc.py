@@ -51,10 +51,10 @@ class RpcServer:
     def describe(self) -> list[dict[str, str]]:
         """Return the subscriptions of all streams, in the server's loop."""
         return [
-            {"group": group, "topic": topic, "mode": subscribed.item.mode, "type": subscribed.item.type,
+            {"group": group, "topic": one.topic, "mode": one.item.mode, "type": one.item.type,
              "client": stream.client, "protocol": "grpc"}
             for stream in self._streams
-            for (group, topic), subscribed in stream.subscribed.items()
+            for (group, _), one in stream.subscribed.items()
         ]  # fmt: skip
 
     @property

@@ -172,8 +172,12 @@ class Session(contract.Session):
 
     def _answer(self, request: str, seq: bytes, error: str = "") -> None:
         """Answer a request; an `error` is the text of a failure."""
-        data = _encode_answer(self._surplus, m.ANSWERS[request], seq, error)
+        data = _encode_answer(self._surplus, m.ANSWERS[request], seq, self._told(error))
         self._outbox.answer(lambda: data, len(data))
+
+    def _told(self, error: str) -> str:
+        """Return the text of a failure with the names as the client knows them."""
+        return error if self._caller is None else self._caller.principal.relative_text(error)
 
     @property
     def _surplus(self) -> int:
@@ -251,7 +255,8 @@ class Session(contract.Session):
         surplus, name = self._surplus, m.ANSWERS[m.SUBSCRIBE]
 
         def encode() -> bytes:
-            return _encode_answer(surplus, name, seq, work.value if work.error is None else str(work.error))
+            error = work.value if work.error is None else str(work.error)
+            return _encode_answer(surplus, name, seq, self._told(error))
 
         self._outbox.answer_when([work], encode, self._outbox.bytes_max)
 
@@ -368,7 +373,7 @@ class Session(contract.Session):
         answers = []
         for name, seq, topic, error in acks:
             if not error and receipts[topic].error is not None:
-                error = str(receipts[topic].error)
+                error = self._told(str(receipts[topic].error))
             answers.append(_encode_answer(surplus, name, seq, error))
         return b"".join(answers)
 
@@ -383,7 +388,9 @@ class Session(contract.Session):
             log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
             return
         deadline = self._hub.clock.monotonic() + read_ttl(named.get("ttl"), TTL_MS) / 1000
-        request = self._hub.broker.request(event.subject, event.payload, event.headers, deadline, self._identity)
+        identity = self._identity
+        subject = identity.absolute(event.subject)
+        request = self._hub.broker.request(subject, event.payload, event.headers, deadline, identity)
         request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
 
     def _replied(self, seq: bytes, topic: str, flavour: m.Flavour, request: Request[Reply]) -> None:
@@ -569,7 +576,7 @@ class Session(contract.Session):
         return {
             "host": host, "port": port, "env": agent.env, "subsystem": agent.subsystem, "path": agent.path,
             "pid": agent.pid, "version": agent.version, "idc": agent.idc, "group": agent.group_name,
-            "purpose": agent.purpose, "protocol": "tcp", "topics": list(self._subscribed),
+            "purpose": agent.purpose, "protocol": "tcp", "topics": [one.topic for one in self._subscribed.values()],
         }  # fmt: skip
 
     def expire(self) -> None:

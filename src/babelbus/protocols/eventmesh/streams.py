@@ -124,6 +124,8 @@ class Stream:
         code, text = SUCCESS, "subscribe success"
         if error is not None:
             code, text = code_of(error, SUBSCRIBE_ERROR), str(error)
+            if self._caller is not None:
+                text = self._caller.principal.relative_text(text)
             self.ending = True
         self._answers.append(self._dialect.acknowledgement(message, code, text).SerializeToString())
 

@@ -28,6 +28,11 @@ class Subscribed:
         self.responder: Live | None = None
 
     @property
+    def topic(self) -> str:
+        """The topic; `item` has its name as the client knows it."""
+        return self.caller.principal.absolute(self.item.topic)
+
+    @property
     def push(self) -> str:
         """The command of a push (3.7)."""
         if self.item.mode == "BROADCASTING":
@@ -50,20 +55,21 @@ class Subscribed:
             AccessRefusedError: the principal may not subscribe.
             BabelbusError: the group cannot be.
         """
-        topic, principal = self.item.topic, self.caller.principal
+        principal = self.caller.principal
+        subject = exactly(self.topic)
         if self.item.mode == "BROADCASTING":
-            self.live = hub.broker.subscribe(exactly(topic), partial(broadcast, self), principal)
+            self.live = hub.broker.subscribe(subject, partial(broadcast, self), principal)
             return
-        joined = hub.group(topic, group, principal)
+        joined = hub.group(self.item.topic, group, principal)
         handle = partial(self._deliver, hub, deliver)
         self.member = joined.join(handle, window=hub.settings.window, owner=self, held=held, principal=principal)
         if self.item.type == "SYNC":
-            self.responder = hub.broker.responders.add(exactly(topic), partial(ask, self), group, principal)
+            self.responder = hub.broker.responders.add(subject, partial(ask, self), group, principal)
 
     @property
     def revoked(self) -> bool:
         """Whether the principal has lost the right to what it subscribed to."""
-        principal, topic = self.caller.principal, self.item.topic
+        principal, topic = self.caller.principal, self.topic
         if (self.live is not None or self.responder is not None) and not may(principal, Action.SUBSCRIBE, topic):
             return True
         return self.member is not None and not may_topic(principal, Action.CONSUME, topic)

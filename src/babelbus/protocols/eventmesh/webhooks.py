@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, may, may_topic
+from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, Root, may, may_topic
 from babelbus.core.groups import Delivery, Member, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
@@ -56,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One webhook of a consumer group for one topic, as the note keeps it."""
+    """One webhook of a consumer group for one topic, whose name is absolute, as the note keeps it."""
 
     group: str
     topic: str
@@ -86,6 +86,7 @@ class _Webhook:
         self.live: Live | None = None
         self.responder: Live | None = None
         self._rights: Granted | None = None
+        self._root: Root | None = None
         self._code = PUSH_ASYNC
         """The request code of a push."""
         self._urls: list[str] = []
@@ -97,13 +98,13 @@ class _Webhook:
         """Begin and end what the entries ask for."""
         hub = self._owner.hub
         principal = hub.callers.of_name(self.principal)
-        self._rights = principal.rights
+        self._rights, self._root = principal.rights, principal.root
         entries = self.entries.values()
         modes = {entry.mode for entry in entries}
         self._urls = [entry.url for entry in entries if entry.mode == "CLUSTERING"] or list(self.entries)
         self._code = PUSH_SYNC if any(entry.type == "SYNC" for entry in entries) else PUSH_ASYNC
         if "CLUSTERING" in modes and self.member is None:
-            group = hub.group(self.topic, self.group, principal)
+            group = hub.group(principal.relative(self.topic), self.group, principal)
             # Each push ends with an ack or a reject, however long a webhook that hangs makes other pushes wait.
             self.member = group.join(
                 self._deliver,
@@ -141,7 +142,8 @@ class _Webhook:
 
     def access_changed(self) -> bool:
         """End what the principal may not have any more; return whether it may have anything."""
-        if self._rights is not self._owner.hub.callers.of_name(self.principal).rights:
+        principal = self._owner.hub.callers.of_name(self.principal)
+        if self._rights is not principal.rights or self._root != principal.root:
             self.end()
         elif self.member is not None and self.member.closed:
             self.member = None
@@ -188,14 +190,15 @@ class _Webhook:
 
     def _encode(self, payload: bytes | None, headers: Headers, more: dict[str, str]) -> tuple[dict[str, str], bytes]:
         """Return headers and form of a push."""
-        flavour, content, properties = encode_content(self.topic, payload, headers, more)
+        topic = self._owner.hub.callers.of_name(self.principal).relative(self.topic)
+        flavour, content, properties = encode_content(topic, payload, headers, more)
         number = str(self._owner.hub.next_number())
         form = urlencode({
             "content": content,
             "bizseqno": properties.get("bizseqno") or number.rjust(20, "0"),
             "uniqueId": properties.get("uniqueid") or number.rjust(20, "0"),
             "randomNo": number,
-            "topic": self.topic,
+            "topic": topic,
             "extFields": _encode(properties).decode(),
         }).encode()  # fmt: skip
         fields = {name: text for name, text in properties.items() if _is_field(name, text)} if flavour == "http" else {}
@@ -317,10 +320,14 @@ class Webhooks:
         """
         Origin(url)
         check_group_name(group)
-        for item in items:
-            check_topic_name(item.topic)
+        topics = [item.topic if principal is None else principal.absolute(item.topic) for item in items]
+        for topic in topics:
+            check_topic_name(topic)
         name: str | UnsetType = UNSET if principal is None else principal.name
-        entries = [Entry(group, item.topic, url, item.mode, item.type, idc, pid, name) for item in items]
+        entries = [
+            Entry(group, topic, url, item.mode, item.type, idc, pid, name)
+            for item, topic in zip(items, topics, strict=True)
+        ]
         return Work(self._subscribe(entries, items, principal or self.hub.callers.of_name("")))
 
     async def _subscribe(
@@ -349,7 +356,8 @@ class Webhooks:
     ) -> Promise:
         """Remove a webhook of a group from topics; those of other clients stay, and those of other principals."""
         for topic in topics:
-            for webhook in self._find(group, topic, principal):
+            absolute = topic if principal is None else principal.absolute(topic)
+            for webhook in self._find(group, absolute, principal):
                 entry = webhook.entries.get(url)
                 if entry is not None and (not pid or not entry.pid or entry.pid == pid):
                     self._remove(webhook, url)
@@ -357,6 +365,8 @@ class Webhooks:
 
     def beat(self, group: str, topic: str, url: str, principal: Identity | None = None) -> bool:
         """Record a heartbeat of the client of a webhook; return whether the webhook is known."""
+        if principal is not None:
+            topic = principal.absolute(topic)
         known = [webhook for webhook in self._find(group, topic, principal) if url in webhook.entries]
         for webhook in known:
             self._heard[group, topic, webhook.principal, url] = self.hub.clock.monotonic()

@@ -6,6 +6,7 @@ from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Ide
 from babelbus.core.broker import Broker
 from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
+from babelbus.core.rooted import relative_chunk
 from babelbus.core.topic import Topic, UnknownPartitionError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
@@ -65,7 +66,7 @@ async def tell_positions(request: TellPositions, broker: Broker, client: Identit
     """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
     missing = [name for name in request.topics if not _asked(client, broker, name)]
     if missing:
-        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(missing)]
+        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(map(client.relative, missing))]
     names = sorted(name for name in request.topics or broker.topic_names() if name > request.after)
     told: list[Data] = []
     left, partitions = bytes_max - len(positions_head(more=False)), 0
@@ -78,7 +79,8 @@ async def tell_positions(request: TellPositions, broker: Broker, client: Identit
         if partitions >= PARTITIONS_AT_ONCE:
             return Outcome.POSITIONS_TOLD, [positions_head(more=True), *told]
         try:
-            content = encode_topic_positions(await _positions_of(topic, request.timestamp))
+            positions = await _positions_of(topic, request.timestamp, client.relative(name))
+            content = encode_topic_positions(positions)
         except StorageError as error:
             log.error("jebp: positions of topic %r: %s", name, error)
             return Outcome.PARTITION_DISK, [b"the server could not read the topic"]
@@ -92,7 +94,7 @@ async def tell_positions(request: TellPositions, broker: Broker, client: Identit
     return Outcome.POSITIONS_TOLD, [positions_head(more=False), *told]
 
 
-async def _positions_of(topic: Topic, timestamp: int) -> TopicPositions:
+async def _positions_of(topic: Topic, timestamp: int, name: str) -> TopicPositions:
     rows = []
     for partition in list(topic.partitions):
         first, high_watermark = _bounds(partition)
@@ -102,7 +104,7 @@ async def _positions_of(topic: Topic, timestamp: int) -> TopicPositions:
                 first, high_watermark, partition.log.size_bytes, NO_OFFSET if found is None else max(found, first)
             )
         )
-    return TopicPositions(topic.name, topic.id, topic.settings.engine, tuple(rows))
+    return TopicPositions(name, topic.id, topic.settings.engine, tuple(rows))
 
 
 def _bounds(partition: Partition) -> tuple[int, int]:
@@ -134,23 +136,31 @@ async def fetch_partition(
 ) -> Said:
     """Read one partition; the answer's content has `bytes_max` bytes at the most."""
     if not _asked(client, broker, request.topic):
-        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
+        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([client.relative(request.topic)])]
     topic = broker.topic(request.topic)
     try:
         partition = topic.partition(request.partition)
     except UnknownPartitionError as error:
-        return Outcome.PARTITION_MISSING, [str(error).encode()]
+        return Outcome.PARTITION_MISSING, [client.relative_text(str(error)).encode()]
     try:
-        return await _read(request, partition, metrics, bytes_max)
+        outcome, parts = await _read(request, partition, metrics, bytes_max)
+        return outcome, _relative(parts, client)
     except OffsetOutOfRangeError:
         return Outcome.PARTITION_NO_OFFSET, [encode_numbers(OffsetBounds(*_bounds(partition)))]
     except CorruptRecordError as error:
         metrics.corrupt_records_total.inc()
         log.error("jebp: fetch partition: %s", error)
-        return Outcome.PARTITION_REFUSED, [_damage(error).encode()]
+        return Outcome.PARTITION_REFUSED, [client.relative_text(_damage(error)).encode()]
     except StorageError as error:
         log.error("jebp: fetch partition: %s", error)
         return Outcome.PARTITION_DISK, [b"the server could not read the records"]
+
+
+def _relative(parts: list[Data], client: Identity) -> list[Data]:
+    """Return the parts of an answer, whose last one is stored records, as the client sees them."""
+    if client.root is None or len(parts) < 2:
+        return parts
+    return [*parts[:-1], relative_chunk(parts[-1], client.root)]
 
 
 def _damage(error: CorruptRecordError) -> str:
@@ -189,7 +199,7 @@ _OF_READERS = {"reader": PROTOCOL}
 async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
     if not _asked(client, broker, request.topic, Action.CONSUME):
-        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([request.topic])]
+        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([client.relative(request.topic)])]
     topic = broker.topic(request.topic)
     try:
         for partition, _ in request.offsets:
@@ -204,12 +214,12 @@ async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Sa
         if known is None:
             await group.saved.wait()
     except UnknownPartitionError as error:
-        return Outcome.PARTITION_MISSING, [str(error).encode()]
+        return Outcome.PARTITION_MISSING, [client.relative_text(str(error)).encode()]
     except (InvalidGroupNameError, GroupClosedError) as error:
-        return Outcome.PARTITION_REFUSED, [str(error).encode()]
+        return Outcome.PARTITION_REFUSED, [client.relative_text(str(error)).encode()]
     except StorageError as error:
         log.error("group %r of topic %r was not made: %s", request.group, request.topic, error)
-        return Outcome.PARTITION_DISK, [str(error).encode()]
+        return Outcome.PARTITION_DISK, [client.relative_text(str(error)).encode()]
     return Outcome.GROUP_MOVED, []
 
 
@@ -228,7 +238,7 @@ class Subscription:
         broker = self._broker
         missing = [name for name in request.topics if not _asked(client, broker, name)]
         if missing:
-            return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(missing)
+            return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(map(client.relative, missing))
         self._subscribed = {name: broker.topic(name) for name in request.topics}
         self.client = client
         return Outcome.SUBSCRIBED, b""
@@ -260,9 +270,10 @@ class Subscription:
     async def _collect(self, request: Fetch, left: int) -> tuple[Outcome, list[Data]]:
         """Return the outcome, and the heads and records of all batches, as far as `left` bytes go."""
         parts: list[Data] = []
-        known = False
+        known, root = False, self.client.root
         subscribed = dict(self._subscribed)  # a read may wait, and the client subscribe to others meanwhile
         for name, topic in subscribed.items():
+            shown = name if root is None else root.relative(name)
             for partition in list(topic.partitions):
                 try:
                     offset = await _start_of(partition, request)
@@ -271,7 +282,7 @@ class Subscription:
                 known = True
                 if offset is None or offset == partition.high_watermark:
                     continue
-                head_bytes = len(batch_head(name, partition.number, 0))
+                head_bytes = len(batch_head(shown, partition.number, 0))
                 chunk = await partition.read(offset, max(left - head_bytes, 0))
                 if len(chunk.data) > left - head_bytes:
                     if not parts:
@@ -282,8 +293,9 @@ class Subscription:
                     continue
                 if not chunk.data:
                     continue
-                parts += (batch_head(name, partition.number, len(chunk.data)), chunk.data)
-                left -= head_bytes + len(chunk.data)
+                data = chunk.data if root is None else relative_chunk(chunk.data, root)
+                parts += (batch_head(shown, partition.number, len(data)), data)
+                left -= head_bytes + len(data)
                 count = chunk.next_offset - chunk.base_offset
                 self._metrics.topic_fetched(PROTOCOL, name).inc(count, len(chunk.data))
         if not subscribed:

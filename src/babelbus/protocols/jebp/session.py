@@ -51,6 +51,7 @@ from babelbus.protocols.jebp.messages import (
 )
 from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.reading import Said, Subscription, awaited, fetch_partition, move_group, tell_positions
+from babelbus.protocols.jebp.rooted import absolute
 from babelbus.protocols.jebp.staging_session import carry_out
 from babelbus.protocols.jebp.status import Outcome, answers
 
@@ -126,6 +127,9 @@ class Session(contract.Session):
         else:
             decoder.receive_data(data)
         requests = decoder.events()
+        root = None if self._client is None else self._client.root
+        if root is not None:
+            requests = [absolute(request, root) for request in requests]
         if self._backlog:
             self._backlog.extend(requests)
         else:
@@ -158,12 +162,16 @@ class Session(contract.Session):
             answers=self._answers,
             metrics=self._metrics,
         )
-        bare = self._broker.has_topic if self._settings.bare_records else None
+        bare = self._has_topic if self._settings.bare_records else None
         self._decoder = ServerDecoder(
             established.opener, frame_bytes_max=self._settings.frame_bytes_max, topic_exists=bare
         )
         self._decoder.receive_data(established.surplus)
         return self._decoder
+
+    def _has_topic(self, name: str) -> bool:
+        """Return whether there is a topic of a name of the client."""
+        return self._broker.has_topic((self._client or NOBODY).absolute(name))
 
     @property
     def established(self) -> bool:
@@ -198,10 +206,15 @@ class Session(contract.Session):
 
     def access_changed(self) -> None:
         """Find the client again after the lists of clients changed; close if it is not in them any more."""
-        if self._client is not None:
+        before = self._client
+        if before is not None:
             self._client = self._authorise(self._fingerprint)
             if self._client is None:
                 log.info("jebp: client %s is not in the list any more, closing", self._fingerprint[:16])
+                self._close_connection()
+            elif self._client.root != before.root:
+                log.info("jebp: client %s has another root, closing", self._fingerprint[:16])
+                self._client = None
                 self._close_connection()
             self._subscription.client = self._client or NOBODY
             if self._calls is not None:

@@ -50,7 +50,7 @@ def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics
             case AskTransaction():
                 return _at_once(Outcome.TRANSACTION_TOLD, _tell(staging, transaction_id))
     except BabelbusError as error:
-        return _at_once(*_refusal(error, metrics))
+        return _at_once(*_refusal(error, client, metrics))
 
 
 def _id_of(client: Identity, transaction: str) -> str:
@@ -74,7 +74,7 @@ def _refuse(reason: str) -> Reply:
 
 def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     if not broker.may_topic(client, Action.PUBLISH, request.topic):
-        return _refuse(str(refusal(client, Action.PUBLISH, request.topic)))
+        return _refuse(client.relative_text(str(refusal(client, Action.PUBLISH, request.topic))))
     batch = parse_records(request.records)
     receipt = broker.staging.stage(
         transaction_id,
@@ -89,7 +89,7 @@ def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: I
 
     def tell() -> Said:
         if receipt.error is not None:
-            return _refusal(receipt.error, metrics)
+            return _refusal(receipt.error, client, metrics)
         staged = RecordsStaged(receipt.partition, receipt.base_offset + receipt.count)
         return Outcome.RECORDS_STAGED, encode_numbers(staged)
 
@@ -99,13 +99,13 @@ def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: I
 def _commit(request: CommitBatch, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     for topic, _ in broker.staging.places(transaction_id, request.batch_id):
         if not broker.may_topic(client, Action.PUBLISH, topic):  # any more
-            return _refuse(str(refusal(client, Action.PUBLISH, topic)))
+            return _refuse(client.relative_text(str(refusal(client, Action.PUBLISH, topic))))
     parts = [PartRef(one.part, one.records) for one in request.parts]
     receipt = broker.staging.commit(transaction_id, request.batch_id, parts, owner=request.owner)
 
     def tell() -> Said:
         if receipt.error is not None:
-            return _refusal(receipt.error, metrics)
+            return _refusal(receipt.error, client, metrics)
         return Outcome.BATCH_COMMITTED, encode_numbers(BatchCommitted(receipt.count, receipt.again))
 
     return (receipt,), tell
@@ -118,11 +118,11 @@ def _tell(staging: Staging, transaction_id: str) -> bytes:
     )
 
 
-def _refusal(error: BabelbusError, metrics: Metrics) -> Said:
+def _refusal(error: BabelbusError, client: Identity, metrics: Metrics) -> Said:
     """Return the answer to what could not be done: whether asking again may help, and why in words."""
     disk = isinstance(error, DiskError | DiskFullError)
     metrics.publish_errors_total.labels(PROTOCOL, "disk" if disk else "refused").inc()
     if disk:  # its text names files of the server
         return Outcome.STAGING_REPEAT, b"the server's disk refused it"
     outcome = Outcome.STAGING_REPEAT if error.retriable else Outcome.STAGING_REFUSED
-    return outcome, str(error).encode("utf-8", "replace")
+    return outcome, client.relative_text(str(error)).encode("utf-8", "replace")

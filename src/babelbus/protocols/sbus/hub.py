@@ -19,7 +19,7 @@ from babelbus.protocols.sbus.codec import MSG
 from babelbus.protocols.sbus.credentials import SECRET, Credentials, secret_fields
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.patterns import key_of, subject_of
-from babelbus.protocols.sbus.ports import Port
+from babelbus.protocols.sbus.ports import Port, Send
 from babelbus.wire.packets import Packets
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class Client(Protocol):
     number: int
     credentials: Credentials
     port: Port
+
+    @property
+    def send(self) -> Send:
+        """Sends packets as `Port.send` does, with the keys as the client knows them."""
 
 
 Sessions = tuple[Client, ...]
@@ -159,7 +163,7 @@ class Hub:
         packets = Packets.of(run)
         count, size_bytes = len(run), sum(packets.sizes)
         for session in sessions:
-            session.port.send(packets, 0, count, stoppable=False)
+            session.send(packets, 0, count, stoppable=False)
         self.delivered.inc(count * len(sessions), size_bytes * len(sessions))
 
 

@@ -6,6 +6,13 @@ from babelbus.core.flow_policy import Flow
 from babelbus.wire.packets import Packets
 
 
+class Send(Protocol):
+    """The call that sends packets; see `Port.send`."""
+
+    def __call__(self, packets: Packets, first: int, last: int, *, stoppable: bool) -> bool:
+        """Send packets `first` to `last`."""
+
+
 class Port(Protocol):
     """One client's end of the bus. No call blocks."""
 

@@ -14,7 +14,8 @@ from babelbus.protocols.sbus.codec import MSG, decode_head, encode_whoami
 from babelbus.protocols.sbus.credentials import Credentials, patterns_of
 from babelbus.protocols.sbus.hub import Hub, Sessions, source_of
 from babelbus.protocols.sbus.patterns import SbusPattern
-from babelbus.protocols.sbus.ports import Port
+from babelbus.protocols.sbus.ports import Port, Send
+from babelbus.protocols.sbus.rooted import Edge
 from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.units import MIB
 from babelbus.wire.packets import Packets
@@ -45,6 +46,9 @@ class Session:
         self._unstored_bytes = 0
         self._headers = ((SOURCE_HEADER, source_of(credentials).encode()),)
         self.principal = hub.identify(credentials)
+        root = self.principal.root
+        self._edge = None if root is None else Edge(root)
+        self.send: Send = port.send if root is None else self._send_outward
 
     def receive(self, packets: Packets, first: int, last: int) -> None:
         """Handle packets `first` to `last` in their order.
@@ -55,6 +59,12 @@ class Session:
             RemoteProtocolError: the client broke the protocol; what came before it was done.
         """
         hub = self._hub
+        if self._edge is not None:
+            count = last - first
+            packets = self._edge.inward(packets, first, last)
+            first, last = 0, len(packets)
+            if last < count:
+                hub.drop("inexpressible", count - last)
         size_bytes = sum(packets.sizes[first:last])
         hub.received.inc(last - first, size_bytes)
         fan_of = hub.fanout.fans.get
@@ -120,10 +130,15 @@ class Session:
         for session in sessions:
             if session is self and not self._echo:
                 continue
-            if session.port.send(packets, first, last, stoppable=True):
+            if session.send(packets, first, last, stoppable=True):
                 port.wait_for(session.port)
         receivers = len(sessions) - (not self._echo and self in sessions)
         self._hub.delivered.inc((last - first) * receivers, sum(packets.sizes[first:last]) * receivers)
+
+    def _send_outward(self, packets: Packets, first: int, last: int, *, stoppable: bool) -> bool:
+        """Send packets with the keys as the client knows them; see `Port.send`."""
+        assert self._edge is not None
+        return self.port.send(self._edge.outward(packets, first, last), 0, last - first, stoppable=stoppable)
 
     def _command(self, head: bytes) -> None:
         match decode_head(head):
@@ -136,6 +151,8 @@ class Session:
 
     def _subscribe(self, pattern: bytes) -> None:
         settings = self._hub.settings
+        if self._edge is not None:
+            pattern = self._edge.absolute(pattern)
         if self._stored >= settings.patterns_max:
             raise RemoteProtocolError(f"more than {settings.patterns_max} subscriptions")
         self._stored += 1
@@ -161,11 +178,13 @@ class Session:
         """Update the principal after a change of the table; return whether the client has to go.
 
         A client that proved nothing, or was not asked, becomes the principal that the process is now. If the process
-        was another principal, the client has to go.
+        was another principal, or had another root, the client has to go.
         """
         before, now = self.principal, self._hub.identify(self.credentials)
         if now == before:
             return False
+        if now.root != before.root:
+            return True
         if before.rights is not None and now.rights is not None and before.name not in (now.name, ANONYMOUS):
             return True
         self.principal = now
@@ -175,6 +194,8 @@ class Session:
         return False
 
     def _unsubscribe(self, pattern: bytes) -> None:
+        if self._edge is not None:
+            pattern = self._edge.absolute(pattern)
         held = self._held.get(pattern)
         if held is None:  # the document lets the server disconnect; nobody does
             return

@@ -109,7 +109,10 @@ class Access:
         keeper = self._keeper
         if self.privileges is None and self.name is not None and keeper.certified(self._certificate) != self.name:
             return False
+        root = self.identity.root
         self._ask()
+        if self.identity.root != root:
+            return False
         if self.privileges is not None:
             return keeper.may_claim(self.privileges.principal)
         return keeper.knows(self.name)
@@ -123,7 +126,7 @@ class Access:
             RefusedError: the token lacks the privilege.
         """
         privileges = self.privileges
-        if privileges is not None and not privileges.may(privilege, pattern):
+        if privileges is not None and not privileges.may(privilege, self.identity.relative(pattern)):
             raise RefusedError(ErrorCode.UNAUTHORIZED, f"no privilege to {privilege} '{pattern}'")
 
     def may_set_all(self, keys: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from babelbus.core.access import AccessRefusedError
+from babelbus.core.access import SERVER, AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox
@@ -21,7 +21,7 @@ from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.errors import ErrorCode
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.profiles import Endpoint
-from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, error_reply
+from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply, Rest, absolute, error_reply
 from babelbus.protocols.worterbuch.routes import (
     CHANGING,
     STREAMS,
@@ -168,14 +168,16 @@ class WebSession(HttpSession):
             self._reply(request, self._rest.login(call))
             return
         access = self._rest.identify(request)
+        call = absolute(call, access)
         self._rest.need(call, access)
         if action in STREAMS:
             self._begin_stream(call, access)
         elif action is Action.EXPORT:
-            self._begin_job(request, lambda: self._export(request, access))
+            self._begin_job(request, lambda: self._export(request, access), access.identity)
         elif action is Action.IMPORT:
             as_text = call.content_type == TEXT_TYPE
-            self._begin_job(request, lambda: import_tree(self._hub, access, request.body, as_text=as_text))
+            body = request.body
+            self._begin_job(request, lambda: import_tree(self._hub, access, body, as_text=as_text), access.identity)
         else:
             self._carry_out(call, access)
 
@@ -248,15 +250,16 @@ class WebSession(HttpSession):
                 stream.subscribe_ls(head, call.text)
         except (AccessRefusedError, QuotaExceededError) as error:
             stream.close()
+            text = access.identity.relative_text(str(error))
             if isinstance(error, QuotaExceededError):
-                raise RequestRefusedError(429, str(error)) from error
-            raise refusal_of(call.dialect, ErrorCode.UNAUTHORIZED, str(error)) from error
+                raise RequestRefusedError(429, text) from error
+            raise refusal_of(call.dialect, ErrorCode.UNAUTHORIZED, text) from error
         self.stream()
         self._stream = stream
 
     # -- what takes long ---------------------------------------------------------------------------------------------
 
-    def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]]) -> None:
+    def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]], identity: Identity = SERVER) -> None:
         """Run a coroutine and answer when it is done; until then the outbox is full, so that later requests wait."""
         done = Promise()
         replies: list[Reply] = []
@@ -267,7 +270,8 @@ class WebSession(HttpSession):
             except RequestRefusedError as error:
                 replies.append(error_reply(error))
             except AccessRefusedError as error:
-                replies.append(error_reply(refusal_of(Dialect.NEW, ErrorCode.UNAUTHORIZED, str(error))))
+                text = identity.relative_text(str(error))
+                replies.append(error_reply(refusal_of(Dialect.NEW, ErrorCode.UNAUTHORIZED, text)))
             except Exception:
                 log.exception("a request failed")
                 replies.append(_failed("the server failed; its log says more"))

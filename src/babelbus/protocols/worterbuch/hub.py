@@ -223,10 +223,11 @@ class Hub:
         session.counted += step
         self.show("subscriptions", self._counted)
         path = f"clients/{session.client_id}/subscriptions"
+        shown = _escaped(session.access.identity.relative(subject))
         if step > 0:
-            self.show(f"{path}/{_escaped(subject)}", subscriber.transaction_id)
+            self.show(f"{path}/{shown}", subscriber.transaction_id)
         else:
-            self.hide(f"{path}/{_escaped(subject)}")
+            self.hide(f"{path}/{shown}")
         if session.counted:
             self.show(path, session.counted)
         else:
@@ -239,7 +240,8 @@ class Hub:
         if narrowed is subscriber.narrowed or subject is None:
             return
         subscriber.narrowed = narrowed
-        path = f"clients/{subscriber.session.client_id}/narrowed/{_escaped(subject)}"
+        shown = _escaped(subscriber.session.access.identity.relative(subject))
+        path = f"clients/{subscriber.session.client_id}/narrowed/{shown}"
         if narrowed:
             self.show(path, subscriber.transaction_id)
         else:

@@ -66,6 +66,15 @@ def error_reply(error: RequestRefusedError) -> Reply:
     return Reply(f"{error}\n".encode(), error.status, (TEXT_HEADER, *error.headers))
 
 
+def absolute(call: Call, access: Access) -> Call:
+    """Return a call with the key, pattern or parent that a client with a root means."""
+    root, argument = access.identity.root, call.action.argument
+    if root is None or argument is Argument.NONE:
+        return call
+    text = root.name if argument is Argument.PARENT and call.text is None else root.absolute(call.text or "")
+    return msgspec.structs.replace(call, text=text)
+
+
 class Rest:
     """The requests of one connection to the HTTP port."""
 
@@ -139,7 +148,8 @@ class Rest:
             fault = check_key(text) if argument is Argument.KEY else None
             problem = "a wildcard where a key is needed"
         if fault is not None:
-            raise refusal(call.dialect, PATTERN_CODES[fault], f"'{text}' has {problem}")
+            shown = access.identity.relative(text)
+            raise refusal(call.dialect, PATTERN_CODES[fault], f"'{shown}' has {problem}")
         if argument is not Argument.NONE and privilege != "read":
             _check_writable(call, text)
         if privilege is not None:
@@ -152,13 +162,13 @@ class Rest:
         Raises:
             RequestRefusedError: the call cannot be done; nothing was changed.
         """
-        text, state = call.text or "", access.state
+        text, state, relative_text = call.text or "", access.state, access.identity.relative_text
         try:
             match call.action:
                 case Action.GET:
-                    return self._get(call, access.state_of(text).get(text))
+                    return self._get(call, access.state_of(text).get(text), access)
                 case Action.PGET:
-                    return Reply(encode_pairs(access.match(store_pattern(text))))
+                    return Reply(encode_pairs(_relative(access.match(store_pattern(text)), access)))
                 case Action.LS:
                     return Reply(encode_names(state.children(call.text)))
                 case Action.SET:
@@ -171,23 +181,23 @@ class Rest:
                     return Reply(OK)
                 case Action.DELETE:
                     value = state.delete(text)
-                    return Reply(value if call.dialect is Dialect.NEW else _pair(call, value))
+                    return Reply(value if call.dialect is Dialect.NEW else _pair(call, value, access))
                 case Action.PDELETE:
-                    return Reply(encode_pairs(state.delete_matching(store_pattern(text))))
+                    return Reply(encode_pairs(_relative(state.delete_matching(store_pattern(text)), access)))
                 case _:
                     raise AssertionError(call.action)
         except NoSuchKeyError as error:
-            raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, str(error)) from None
+            raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, relative_text(str(error))) from None
         except VersionedError as error:
-            raise refusal(call.dialect, ErrorCode.CAS, str(error)) from None
+            raise refusal(call.dialect, ErrorCode.CAS, relative_text(str(error))) from None
         except AccessRefusedError as error:
-            raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, str(error)) from None
+            raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, relative_text(str(error))) from None
 
     def info(self) -> Reply:
         """Return what every client is told of the server."""
         return Reply(encode_info(MAIN.info(__version__, authorization=self._keeper.verifier is not None)))
 
-    def _get(self, call: Call, value: bytes) -> Reply:
+    def _get(self, call: Call, value: bytes, access: Access) -> Reply:
         pointer = call.query.get("pointer" if call.dialect is Dialect.NEW else "extract")
         if pointer is not None:
             part = find_part(value, pointer)
@@ -195,7 +205,7 @@ class Rest:
                 raise refusal(call.dialect, ErrorCode.NO_SUCH_VALUE, f"nothing at '{pointer}' of this value")
             value = part
         if call.dialect is Dialect.OLD:
-            return Reply(value if "raw" in call.query else _pair(call, value))
+            return Reply(value if "raw" in call.query else _pair(call, value, access))
         if value[:1] == b'"' and ("raw" in call.query or call.content_type == TEXT_TYPE):
             return Reply(msgspec.json.decode(value, type=str).encode(), headers=(TEXT_HEADER,))
         return Reply(value)
@@ -205,7 +215,7 @@ class Rest:
         if call.content_type != FORM_TYPE:
             raise RequestRefusedError(415, f"the content type here is {FORM_TYPE}")
         fields = parse_query(call.request.body.decode("latin-1"))
-        values = {key: _value(text.encode()) for key, text in fields}
+        values = {access.identity.absolute(key): _value(text.encode()) for key, text in fields}
         for key in values:
             _check_size(key, self._key_bytes_max)
             if check_key(key) is not None:
@@ -255,8 +265,15 @@ def _check_size(text: str, bytes_max: int) -> None:
         raise RequestRefusedError(400, f"'{text[:80]}...' {fault}")
 
 
-def _pair(call: Call, value: bytes) -> bytes:
-    return b'{"key":%b,"value":%b}' % (text_json(call.text or ""), value)
+def _pair(call: Call, value: bytes, access: Access) -> bytes:
+    return b'{"key":%b,"value":%b}' % (text_json(access.identity.relative(call.text or "")), value)
+
+
+def _relative(pairs: list[tuple[str, bytes]], access: Access) -> list[tuple[str, bytes]]:
+    """Return pairs with the keys as the client has them."""
+    if access.identity.root is None:
+        return pairs
+    return [(access.identity.relative(key), value) for key, value in pairs]
 
 
 def _json_body(call: Call) -> bytes:

@@ -75,6 +75,7 @@ class Session(Peer):
             endpoint.profile, endpoint.symbols, key_bytes_max=hub.state.key_bytes_max
         )
         self.access = access = Access(hub.keeper, self.client_id, address, certificate)
+        translator.settle(access.identity.root)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
         tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
@@ -300,6 +301,7 @@ class Session(Peer):
             self.access.authorize(message.token)
         except UnauthorizedError as error:
             raise FinalRefusalError(ErrorCode.UNAUTHORIZED, str(error)) from error
+        self._translator.settle(self.access.identity.root)
         if self.access.name is not None:
             self._hub.keeper.login(self.access.name, self.address)
         return AUTHORIZED

@@ -67,7 +67,12 @@ class EventStream(Peer):
     @property
     def form(self) -> str:
         """Clients of an equal form get the same bytes for the same change and subscription."""
-        return f"{id(self.framing)}"
+        return f"{id(self.framing)} {self.access.identity.root}"
+
+    def _shown(self, pairs: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """Return pairs with the keys as the client has them."""
+        relative = self.access.identity.relative
+        return [(relative(key), value) for key, value in pairs]
 
     def subscribe(self, head: bytes, key: str, *, unique: bool, live_only: bool) -> None:
         """Send the head of the response, then the value of a key if it has one, then what becomes of it."""
@@ -82,7 +87,7 @@ class EventStream(Peer):
         """Send the head of the response, then what matches a pattern, then what becomes of it."""
 
         def first() -> list[bytes]:
-            return [] if live_only else [encode_event(self.access.match_visible(store_pattern(pattern)))]
+            return [] if live_only else [encode_event(self._shown(self.access.match_visible(store_pattern(pattern))))]
 
         # The messages do not name the pattern: all patterns are one shape.
         subscriber = Subscriber(self, _NUMBER, pattern, unique=unique, pattern="")
@@ -131,7 +136,7 @@ class EventStream(Peer):
     def encode_collected(self, subscriber: Subscriber, changes: Sequence[Change]) -> bytes:
         """Return the text that changes of one kind are for a subscriber of a pattern."""
         pairs = [(key or "", value) for _, key, value, _, _ in changes]
-        return encode_event(pairs, deleted=changes[0][0] is DELETED)
+        return encode_event(self._shown(pairs), deleted=changes[0][0] is DELETED)
 
     def encode_names(self, subscriber: Subscriber, names: Sequence[str]) -> bytes:
         """Return the text that tells an ls subscriber the names below its parent."""

@@ -50,8 +50,9 @@ def read_part(state: State, access: Access, client_id: str, key: str, value: byt
     texts = {name: state.find(f"{path}/{name}") or b"[]" for name in (GRAVE_GOODS, LAST_WILL)}
     texts[part] = b"[]" if value is None else value
     try:
-        goods = _valid_goods(_read_goods(texts[GRAVE_GOODS]), bytes_max)
-        entries = [(entry.key, bytes(entry.value)) for entry in _read_will(texts[LAST_WILL])]
+        absolute = access.identity.absolute
+        goods = _valid_goods([absolute(text) for text in _read_goods(texts[GRAVE_GOODS])], bytes_max)
+        entries = [(absolute(entry.key), bytes(entry.value)) for entry in _read_will(texts[LAST_WILL])]
     except msgspec.DecodeError as error:
         raise RefusedError(ErrorCode.IO_ERROR, f"'{key}': {error}") from None
     will = _valid_will(entries, bytes_max)

@@ -10,7 +10,7 @@ import base64
 import binascii
 
 from babelbus.core.receipt import Promise, settled
-from babelbus.core.state import KeyPattern, size_fault
+from babelbus.core.state import KeyPattern, size_fault, store_pattern
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
 from babelbus.protocols.worterbuch.hub import Hub
@@ -31,7 +31,11 @@ async def export_tree(hub: Hub, access: Access, name: str, *, as_text: bool) -> 
         AccessRefusedError: nothing may be seen.
         RequestRefusedError: it is too large, or changes that it shows could not be stored.
     """
-    entries = [entry for entry in access.state.entries(EVERYTHING) if is_kept(entry[0])]
+    identity = access.identity
+    everything = EVERYTHING if identity.root is None else store_pattern(identity.absolute("#"))
+    entries = [entry for entry in access.state.entries(everything) if is_kept(entry[0])]
+    if identity.root is not None:
+        entries = [(identity.relative(key), value, version) for key, value, version in entries]
     await _stored(hub.state.commit(access.source))
 
     def make() -> bytes:
@@ -59,6 +63,8 @@ async def import_tree(hub: Hub, access: Access, body: bytes, *, as_text: bool) -
 
     def read() -> list[Entry]:
         entries = unpack(_decode_base64(body) if as_text else body, bytes_max=bytes_max)
+        if access.identity.root is not None:
+            entries = [(access.identity.absolute(key), value, version) for key, value, version in entries]
         for key, _, _ in entries:
             fault = size_fault(key, hub.state.key_bytes_max)
             if fault is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from babelbus.core.access import Root
 from babelbus.core.state import (
     ELEMENTS_MAX,
     Change,
@@ -43,13 +44,14 @@ PATTERN_CODES = {
 
 
 class Translator:
-    """The dialect of a client: a profile, which it may change, and symbols, which stay."""
+    """The dialect of a client: a profile, which it may change, symbols, which stay, and the root of its principal."""
 
     def __init__(self, profile: Profile, symbols: Symbols, *, key_bytes_max: int) -> None:
         self.symbols = symbols
         self._key_bytes_max = key_bytes_max
         self.short = min(ELEMENTS_MAX, key_bytes_max // 4 + 1)
         """Keys with fewer characters are not too long, whatever the characters are."""
+        self.root: Root | None = None
         self.usual = symbols.usual
         """Whether its keys are ours, character for character."""
         self.speak(profile)
@@ -60,15 +62,21 @@ class Translator:
         self.native = profile is MAIN and self.usual
         """Whether it speaks as we do, so that there is nothing to translate."""
 
+    def settle(self, root: Root | None) -> None:
+        """Continue below a root: keys of the client are relative to it."""
+        self.root = root
+        self.usual = root is None and self.symbols.usual
+        self.speak(self.profile)
+
     @property
     def form(self) -> str:
         """Clients of an equal form get the same text for the same change and subscription."""
-        return f"{self.profile.name} {'' if self.usual else repr(self.symbols)}"
+        return f"{self.profile.name} {'' if self.usual else (self.symbols, self.root)}"
 
     # -- what the client says ----------------------------------------------------------------------------------------
 
     def read(self, message: m.ClientMessage) -> m.ClientMessage:
-        """Return a request with its keys and patterns in our characters.
+        """Return a request with its keys and patterns in our characters, and absolute.
 
         Raises:
             RefusedError: an element would have another meaning here.
@@ -78,6 +86,11 @@ class Translator:
             text = getattr(message, field, None)
             if text is not None:
                 changes[field] = self._read_text(text)
+        if self.root is not None:
+            if isinstance(message, m.Ls | m.SubscribeLs):
+                changes.setdefault("parent", self.root.name)
+            elif isinstance(message, m.PLs):
+                changes.setdefault("parent_pattern", self.root.name)
         if isinstance(message, m.Handshake):
             changes["last_will"] = tuple((self._read_text(key), value) for key, value in message.last_will)
             changes["grave_goods"] = tuple(map(self._read_text, message.grave_goods))
@@ -87,7 +100,11 @@ class Translator:
         read = self.symbols.read(text)
         if read is None:
             raise RefusedError(ErrorCode.OTHER, f"'{text}' has an element that stands for something else here")
-        return read
+        return read if self.root is None else self.root.absolute(read)
+
+    def _write_text(self, text: str) -> str | None:
+        """Return a key or pattern as the client has it, `None` if its characters cannot express it."""
+        return self.symbols.write(text if self.root is None else self.root.relative(text))
 
     def is_plain(self, key: str) -> bool:
         """Return whether a key needs no other check."""
@@ -143,20 +160,21 @@ class Translator:
 
     def write_pattern(self, pattern: str) -> str:
         """Return back what `read` made of a pattern: exactly what the client sent."""
-        return self.symbols.write(pattern) or pattern
+        return self._write_text(pattern) or pattern
 
     def write_pair_key(self, key: str) -> str | None:
         """Return what stands beside the value in `state`, in the profiles that have it."""
-        return self.symbols.write(key) if self.profile.pairs else None
+        return self._write_text(key) if self.profile.pairs else None
 
     def write_pairs(self, pairs: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """Return pairs with their keys in the client's characters, without those that these cannot express."""
+        """Return pairs with the keys of the client, without pairs whose keys its characters cannot express."""
         if self.usual:
             return pairs
-        return [(written, value) for key, value in pairs if (written := self.symbols.write(key)) is not None]
+        return [(written, value) for key, value in pairs if (written := self._write_text(key)) is not None]
 
     def encode_error(self, transaction_id: int, code: ErrorCode, text: str) -> bytes:
         """Return the error that answers a request, with a code that the client knows."""
+        text = text if self.root is None else self.root.relative_text(text)
         return encode_error(transaction_id, self.profile.error_code(code), text)
 
     def encode_run(self, subscriber: Subscriber, changes: Sequence[Change]) -> list[bytes]:
@@ -165,7 +183,7 @@ class Translator:
         if not profile.deletions:
             changes = [change for change in changes if change[0] is not DELETED]
         if not self.usual:
-            write = self.symbols.write
+            write = self._write_text
             changes = [(kind, write(key or ""), value, before, n) for kind, key, value, before, n in changes]
             changes = [change for change in changes if change[1] is not None]
         if subscriber.pattern is None:

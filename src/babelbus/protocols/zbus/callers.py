@@ -183,9 +183,10 @@ class Caller:
             return False
         if self._by_certificate is None:
             self._by_certificate = self.keys.by_certificate(self._certificate)
+        before = [self.unproved.root, *(one.root for one in self._identities.values())]
         self.unproved = self._identify(self._by_certificate)
         self._identities = {api_key: self._identify(self.keys.principal(api_key)) for api_key in self._identities}
-        return True
+        return before == [self.unproved.root, *(one.root for one in self._identities.values())]
 
 
 def is_signed(headers: Mapping[str, str]) -> bool:

@@ -12,10 +12,12 @@ from typing import Final
 
 import msgspec
 
+from babelbus.core.access import Root
 from babelbus.core.groups import Delivery, Rows, Run, pick
 from babelbus.core.record import Record
 from babelbus.protocols.zbus.codec import delivery_head
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX, from_record
+from babelbus.protocols.zbus.rooted import relative_delivery
 from babelbus.records.envelope import ID_HEADER, SOURCE_HEADER
 from babelbus.records.headers import read_headers
 
@@ -54,10 +56,12 @@ class _Shape(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Heads:
-    """The heads of the messages of one MQ; `topic_id` is that of its topic."""
+    """The heads of the messages of one MQ for clients of one root; `topic_id` is that of its topic."""
 
-    def __init__(self, mq: str, topic_id: str = "") -> None:
+    def __init__(self, mq: str, topic_id: str = "", root: Root | None = None) -> None:
         self._mq = mq
+        self._root = root
+        self._shown = mq if root is None else root.relative(mq)
         self.topic_id = topic_id
         self._shapes: dict[bytes, _Shape | None] = {}
 
@@ -76,10 +80,12 @@ class Heads:
         return heads  # type: ignore[return-value]  # there is no `None` left
 
     def _slowly(self, record: Record, partition: int) -> bytes:
-        message = from_record(record.payload, record.key, record.headers, self._mq)
+        message = from_record(record.payload, record.key, record.headers, self._shown)
+        if self._root is not None:
+            message = relative_delivery(message, self._root)
         if "id" not in message.headers:
             message.headers["id"] = stored_id(self._mq, self.topic_id, partition, record.offset)
-        return delivery_head(message, self._mq, record.offset)
+        return delivery_head(message, self._shown, record.offset)
 
     # -- a chunk at once ---------------------------------------------------------------------------------------------
 
@@ -123,11 +129,13 @@ class Heads:
         headers = read_headers(rest)
         if not any(name == SOURCE_HEADER and (value or b"").startswith(_OWN) for name, value in headers):
             return None
-        message = from_record(b"[%d]" % _MARK, None, ((ID_HEADER, _TEXT_MARK), *headers), self._mq)
+        message = from_record(b"[%d]" % _MARK, None, ((ID_HEADER, _TEXT_MARK), *headers), self._shown)
+        if self._root is not None:
+            message = relative_delivery(message, self._root)
         if message.body_kind not in ("json", "text"):
             return None
         text = message.body_kind == "text"
-        head = delivery_head(message, self._mq, _MARK)
+        head = delivery_head(message, self._shown, _MARK)
         body = _encode(f"[{_MARK}]") if text else b"[%d]" % _MARK
         offset = b',"offset":"%d"' % _MARK
         if not head.endswith(offset):

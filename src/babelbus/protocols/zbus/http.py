@@ -291,7 +291,7 @@ class WebSession(HttpSession):
             return isinstance(error, NotFoundError)
 
     def _route(self, message: Message, target: str | None) -> Message | None:
-        return routing.route(message, self._hub.bindings, self._hub.is_called, target)
+        return self.session.find_route(message, target)
 
     def _begin_file(self, files: StaticFiles, message: Message, request: Request) -> bool:
         """Answer with a file when it is read; until then the outbox is full, and nothing else is done here."""

@@ -15,13 +15,13 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import SERVER, Action, Identity, covers, owner_of, refusal
+from babelbus.core.access import SERVER, Action, Identity, Root, covers, owner_of, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
 from babelbus.core.publish import Bodies, Content, Publication
 from babelbus.core.receipt import DONE, Promise, Receipt
-from babelbus.core.subject import EVERYTHING, check_topic_name
+from babelbus.core.subject import EVERYTHING, check_topic_name, text_of
 from babelbus.core.topic import Topic
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
@@ -37,6 +37,7 @@ from babelbus.protocols.zbus.heads import Heads, stored_id
 from babelbus.protocols.zbus.messages import PROTOCOL, Mask, Message
 from babelbus.protocols.zbus.proofs import Prover, ReplayGuard
 from babelbus.protocols.zbus.records import from_record
+from babelbus.protocols.zbus.rooted import bound
 from babelbus.protocols.zbus.routing import BindTable, UrlEntry, path_of
 from babelbus.protocols.zbus.services import Services
 from babelbus.records.columns import decode_chunk, iterate
@@ -135,7 +136,7 @@ class Hub:
         self._published_ms: dict[str, int] = {}
         self._subscribed_ms: dict[str, dict[str, int]] = {}
         """When somebody last subscribed, in ms since the epoch, by MQ and channel."""
-        self._heads: dict[str, Heads] = {}
+        self._heads: dict[str, dict[Root | None, Heads]] = {}
         self._ids: list[str] = []
         self.services = Services(broker, self.calls, self.find_topic, self.publish, self.new_id)
         self.groups.register_filter(FILTER_KIND, record_filter)
@@ -351,13 +352,14 @@ class Hub:
                 keep_from = min([keep_from, *(group.stored()[partition.number].committed for group in waiting)])
             partition.log.trim(keep_from)
 
-    def heads(self, mq: str) -> Heads:
-        """Return what writes the messages of an MQ for those who get them."""
+    def heads(self, mq: str, root: Root | None = None) -> Heads:
+        """Return what writes the messages of an MQ for those of a root who get them."""
         topic = self.broker.find_topic(mq)
         topic_id = "" if topic is None else topic.id
-        found = self._heads.get(mq)
+        roots = self._heads.setdefault(mq, {})
+        found = roots.get(root)
         if found is None or found.topic_id != topic_id:  # others may have removed and made it again
-            found = self._heads[mq] = Heads(mq, topic_id)
+            found = roots[root] = Heads(mq, topic_id, root)
         return found
 
     # -- channels ----------------------------------------------------------------------------------------------------
@@ -528,15 +530,21 @@ class Hub:
             else:
                 self.check_seen(principal, topic)
             self._check_urls(mq, entries, principal)
+        root = principal.root
+        if root is not None:
+            entries = [UrlEntry(bound(entry.url, root), mq) for entry in entries]
         self.bindings.bind(mq, entries, clear=clear)
 
     def _check_urls(self, mq: str, entries: Collection[UrlEntry], principal: Identity) -> None:
         """Check that urls take no calls from the services of others, whose urls begin alike."""
-        urls = [entry.url for entry in entries]
-        if any(not url.strip("/") for url in urls) and not covers(principal, Action.MANAGE, EVERYTHING):
-            raise refusal(principal, Action.MANAGE, "#")
-        taken = {owner for url, owner in self.bindings.items() if any(_meet(url, own) for own in urls)}
-        paths = ((path_of(topic.name), topic.name) for topic in self._mqs())
+        urls, root = [entry.url for entry in entries], principal.root
+        everything = EVERYTHING if root is None else root.pattern
+        if any(not url.strip("/") for url in urls) and not covers(principal, Action.MANAGE, everything):
+            raise refusal(principal, Action.MANAGE, text_of(everything))
+        kept = urls if root is None else [bound(url, root) for url in urls]
+        taken = {owner for url, owner in self.bindings.items() if any(_meet(url, own) for own in kept)}
+        mqs = [topic.name for topic in self._mqs() if root is None or root.contains(topic.name)]
+        paths = ((path_of(principal.relative(name)), name) for name in mqs)
         taken |= {
             owner
             for path, owner in paths
@@ -568,7 +576,7 @@ class Hub:
         if topic.settings.engine == m.MEMORY:
             size -= sum(partition.oldest for partition in topic.partitions)
         return {
-            "name": mq,
+            "name": principal.relative(mq),
             "type": topic.settings.engine,
             "mask": entry.mask,
             "size": size,
@@ -600,7 +608,7 @@ class Hub:
                 {
                     "clientId": one.session_id,
                     "clientAddress": one.address,
-                    "mq": mq,
+                    "mq": principal.relative(mq),
                     "channel": channel,
                     "filters": [] if one.filter is None else [one.filter],
                     "window": one.window,

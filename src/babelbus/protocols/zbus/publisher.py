@@ -18,6 +18,7 @@ from babelbus.protocols.zbus.errors import UnsendableMessageError
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import Message, text_reply
 from babelbus.protocols.zbus.records import ORIGIN_PREFIX
+from babelbus.protocols.zbus.rooted import relative_answer
 from babelbus.protocols.zbus.services import answer_of, failure_of, refusal_of
 from babelbus.protocols.zbus.stored import Recorder
 
@@ -129,7 +130,7 @@ class Publisher(Generic[Asked]):
         self._batches[mq] = batch
         batch.bodies += bodies
         batch.size_bytes += sum(map(len, payloads))
-        answers = self._framing.published(mq, ids, asked) if acked else []
+        answers = self._framing.published(self._principal.relative(mq), ids, asked) if acked else []
         self._replies.append((batch, answers, ids, asked))
         self._replies_bytes += sum(map(len, answers))
 
@@ -203,6 +204,9 @@ class Publisher(Generic[Asked]):
         return self._framing.join(encoded)
 
     def _encode_reply(self, reply: Message, asked: Asked) -> bytes:
+        root = self._principal.root
+        if root is not None:
+            reply = relative_answer(reply, root)
         try:
             return self._framing.reply(reply, asked)
         except UnsendableMessageError as error:
@@ -258,7 +262,9 @@ class Publisher(Generic[Asked]):
     def _encode_call(self, call: Request[Message], request_id: str, asked: Asked) -> bytes:
         reply = call.reply
         if reply is None:
-            reply = failure_of(call.error, request_id)
+            reply, root = failure_of(call.error, request_id), self._principal.root
+            if root is not None:
+                reply = relative_answer(reply, root)
         try:
             answer = self._framing.reply(reply, asked)
         except UnsendableMessageError as error:

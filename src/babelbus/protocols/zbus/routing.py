@@ -1,7 +1,7 @@
 """Where a url leads (docs/specifications/zbus.md, sections 4.7, 6.1 and 6.2)."""
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -24,11 +24,11 @@ class UrlEntry(msgspec.Struct, frozen=True):
 _decode_entries = msgspec.json.Decoder(list[UrlEntry]).decode
 
 
-def read_bindings(message: Message) -> list[UrlEntry]:
-    """Return the entries that a `bind` brings, as a JSON list or the text of one (HTTP).
+def read_bindings(message: Message, mq: str) -> list[UrlEntry]:
+    """Return the entries that a `bind` for an MQ brings, as a JSON list or the text of one (HTTP).
 
     Raises:
-        MalformedMessageError: there is no body, it is no such list, or one is of another MQ than the header's.
+        MalformedMessageError: there is no body, it is no such list, or one is of another MQ.
     """
     if message.body is None:
         raise MalformedMessageError(messages.BIND_NEEDS_BODY)
@@ -36,7 +36,7 @@ def read_bindings(message: Message) -> list[UrlEntry]:
         entries = _decode_entries(message.body)
     except (ValueError, RecursionError) as error:
         raise MalformedMessageError("bind command, body is no list of url and mq") from error
-    if any(entry.mq != message.headers.get("mq") for entry in entries):
+    if any(entry.mq != mq for entry in entries):
         raise MalformedMessageError(messages.BIND_OTHER_MQ)
     return entries
 
@@ -75,8 +75,15 @@ class BindTable:
         return next((self._by_url[prefix] for prefix in prefixes if prefix in self._by_url), None)
 
 
+class Bound(Protocol):
+    """The part of a table of bindings that `route` uses."""
+
+    def find(self, url: str) -> str | None:
+        """Return the MQ of the longest prefix."""
+
+
 def route(
-    message: Message, bindings: BindTable, exists: Callable[[str], bool], target: str | None = None
+    message: Message, bindings: Bound, exists: Callable[[str], bool], target: str | None = None
 ) -> Message | None:
     """Return the command that a message without `cmd` means; the first rule of section 6.1 that fits decides.
 

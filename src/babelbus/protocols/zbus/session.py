@@ -29,6 +29,7 @@ from babelbus.protocols.zbus.filters import compile_filter, without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
+from babelbus.protocols.zbus.rooted import Bindings, absolute, relative_answer
 from babelbus.protocols.zbus.routing import read_bindings
 from babelbus.protocols.zbus.services import NOT_ROUTED, answer_of, refusal_of
 from babelbus.protocols.zbus.subscription import Receiver, Subscription
@@ -96,13 +97,15 @@ class Session(Generic[Asked]):
             if self._monitor:
                 check_may(self.principal, Action.ADMIN, ACCESS_TOPIC)
             if "cmd" not in headers:
-                message = self._route_url(message, target)
+                message = self._route_url(message, target)  # its MQ is absolute
                 if message.status is not None:
                     self._publisher.reply(message, asked)
                     return True
                 request_id = message.headers["id"]  # a query may have another one
                 if self._receiver is not None and message.url != "/" and self._ask(message, request_id):
                     return True
+            elif self.principal.root is not None:
+                message = absolute(message, self.principal.root)
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
                 self._publish(message, (request_id,), (message.body or b"",), asked)
@@ -136,7 +139,9 @@ class Session(Generic[Asked]):
         new_id = self._hub.new_id
         ids = [new_id() if request_id is None else request_id for request_id in run.ids]
         try:
-            self._publish(run.message, ids, run.bodies, asked)
+            root = self.principal.root
+            common = run.message if root is None else absolute(run.message, root)
+            self._publish(common, ids, run.bodies, asked)
         except BabelbusError:
             for message in run.messages():
                 self.handle(message, asked)
@@ -165,8 +170,13 @@ class Session(Generic[Asked]):
             return False
         deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
 
+        root = self.principal.root
+
         def replied(request: Request[Reply]) -> None:
-            receiver.push(answer_of(request, request_id))
+            answer = answer_of(request, request_id)
+            if request.reply is None and root is not None:
+                answer = relative_answer(answer, root)
+            receiver.push(answer)
 
         self._publisher.ask(message, mq, deadline).when_done(replied)
         return True
@@ -185,7 +195,7 @@ class Session(Generic[Asked]):
         request_id = message.headers["id"]
         if message.status is not None:  # it would be an answer, and there is no question
             message = msgspec.structs.replace(message, status=None)
-        command = routing.route(message, hub.bindings, hub.is_called, target)
+        command = self.find_route(message, target)
         if command is not None:
             if self._monitor and routing.command_of_query(message, target or message.url or "") is None:
                 raise NotFoundError(m.url_not_found(message.url or ""))
@@ -195,6 +205,15 @@ class Session(Generic[Asked]):
         if "text/html" in message.headers.get("accept", ""):
             return pages.monitor(request_id, hub.describe_all())
         return json_reply(request_id, m.OK, _encode_json(hub.describe_all()))
+
+    def find_route(self, message: Message, target: str | None) -> Message | None:
+        """Return the command that a message without one means, with an absolute MQ; see `routing.route`."""
+        hub, root = self._hub, self.principal.root
+        if root is None:
+            return routing.route(message, hub.bindings, hub.is_called, target)
+        bindings = Bindings(hub.bindings, root)
+        command = routing.route(message, bindings, lambda name: hub.is_called(root.absolute(name)), target)
+        return None if command is None else absolute(command, root)
 
     # -- commands (section 4) ----------------------------------------------------------------------------------------
 
@@ -262,7 +281,8 @@ class Session(Generic[Asked]):
     def _bind(self, message: Message) -> Message:
         mq = _mq_of(message, "bind")
         clear = flag(message, "clearBind", default=True)
-        self._hub.bind(mq, read_bindings(message), self.principal, clear=clear)
+        entries = read_bindings(message, self.principal.relative(mq))
+        self._hub.bind(mq, entries, self.principal, clear=clear)
         return text_reply(message.headers["id"], m.OK, m.bound(mq))
 
     def _route(self, message: Message) -> Message | None:
@@ -299,7 +319,7 @@ class Session(Generic[Asked]):
                         hub.calls.handed_out(some, self._taker)
                     if member is not None:
                         member.ack(some)  # made by another protocol; here a message is done when it is handed out
-                    heads += hub.heads(mq).of(without(some, given_up) if given_up else some)
+                    heads += hub.heads(mq, self.principal.root).of(without(some, given_up) if given_up else some)
                 if len(heads) >= count or (not looked and group.settings.filter is None):
                     break
             if not heads and group.loading is not None:

@@ -138,7 +138,7 @@ class Subscription:
             if len(wanted) != len(deliveries):
                 member.add_credit(len(deliveries) - len(wanted))
                 credit, deliveries = member.credit, wanted
-        heads = self._hub.heads(self.mq).of(deliveries)
+        heads = self._hub.heads(self.mq, self.principal.root).of(deliveries)
         self._receiver.deliver(encode_deliveries(heads, self._tail, credit))
         if member.group.settings.ack == "explicit":
             member.ack(deliveries)  # made by another protocol; here a message is done when it is handed out

@@ -31,6 +31,7 @@ from babelbus.core.state import (
     StateEditor,
     VersionedError,
     VersionMismatchError,
+    editor_for,
 )
 from babelbus.errors import BabelbusError
 from babelbus.protocols.jebp import state_messages as m
@@ -206,7 +207,9 @@ class StateMethods:
         connection = self._connection(call)
         connection.editor.check_key(asked.key)
         owner = f"{call.principal.source}#{next(self.numbers)}"
-        lock = _Lock(call, self.locks, connection.state, owner, asked.key)
+        root = call.principal.root
+        key = asked.key if root is None else root.absolute(asked.key)
+        lock = _Lock(call, self.locks, connection.state, owner, key)
         lock.begin(asked.wait_ms)
         return lock
 
@@ -232,13 +235,8 @@ class _Connection(Family):
         if principal is not self._principal:
             self._principal = principal
             self.state = broker.state_for(principal)
-            self._editor = StateEditor(
-                self.state,
-                broker.history_for(principal),
-                self._methods.clock,
-                principal.source,
-                self._methods.read_value,
-            )
+            history, methods = broker.history_for(principal), self._methods
+            self._editor = editor_for(principal, self.state, history, methods.clock, methods.read_value)
         return self._editor
 
     def changed(self, call: Call, result: bytes) -> Stream:

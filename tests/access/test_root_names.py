@@ -1,0 +1,300 @@
+"""The names in what a principal with a root is told: relative at every door, also inside records, values and errors."""
+
+import contextlib
+import json
+import queue
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from babelbus.clients.jebp.errors import ClientError as JebpError
+from babelbus.clients.worterbuch.errors import ClientError as TreeError
+from babelbus.core.access import SERVER
+from babelbus.core.groups import GroupSettings
+from babelbus.core.publish import Publication
+from babelbus.core.record import Event
+from babelbus.protocols.zbus.codec import encode_message
+from babelbus.protocols.zbus.messages import Message
+from babelbus.wire.websocket import encode_texts
+from tests.access.drivers import Admin, Jebp, Tree, TreeRest, ZbusSocket
+from tests.access.house import VALUE, House
+from tests.access.test_roots import ACME, GLOBEX, make, tenant, two_tenants
+from tests.support.bus import SAFETY_NET_SECONDS, read
+from tests.support.signing import sign_frame
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("names")) as house:
+        house.grant("role:walkers * tenants/#")
+        yield house
+
+
+@pytest.fixture(autouse=True)
+def forgive(house: House) -> None:
+    """Let nobody wait for the wrong proofs of the test before."""
+    house.call(house.server.proofs.guessing.clear)
+
+
+def set_state(house: House, **values: int) -> None:
+    """Set values with absolute keys (`_` is the separator)."""
+
+    async def change() -> None:
+        for name, value in values.items():
+            house.broker.state.set(name.replace("_", "/"), b"%d" % value)
+        await house.broker.state.commit("test").wait()
+
+    house.run(change)
+
+
+def ends(house: House, topic: str) -> int:
+    """The offset behind the last record that can be read; in the loop of the server."""
+    found = house.broker.find_topic(topic)
+    return 0 if found is None else found.partition(0).high_watermark
+
+
+class Told(Admin):
+    """The administration endpoint, with the bodies of its answers, in which no root stands."""
+
+    def tell(self, method: str, path: str, body: object = None, **query: str) -> Any:
+        with contextlib.closing(self._send(method, path, body, query)) as connection:
+            text = connection.getresponse().read().decode()
+        assert "tenants" not in text
+        lines = [json.loads(line) for line in text.splitlines()]
+        return lines[0] if len(lines) == 1 else lines
+
+
+# -- jebp ------------------------------------------------------------------------------------------------------------
+
+
+def test_subjects_and_keys_in_records_are_relative(house: House) -> None:
+    with tenant(house, ACME, Jebp) as (tenancy, proof), Jebp(tenancy, proof) as client:
+        assert client.manage("news")
+        set_state(house, tenants_acme_news_state=1)
+        client.client.publish("news", b"1", key=b"key", headers=((b"ce_subject", b"news/x"), (b"more", b"tenants")))
+        tenancy.emit("news/y", "news")
+        records = list(client.client.follow("news", offset=0, until_end=True))
+        assert [(one.offset, one.key, dict(one.headers).get(b"ce_subject")) for one in records] == [
+            (0, b"news/state", b"news/state"),
+            (1, b"key", b"news/x"),
+            (2, None, b"news/y"),
+            (3, None, None),
+        ]
+        topic = house.broker.find_topic(f"{ACME}/news")
+        assert topic is not None
+        stored = house.call(lambda: read(topic.partition(0)))
+        assert dict(stored[1].headers)[b"ce_subject"] == f"{ACME}/news/x".encode()
+        assert house.happened(f"{ACME}/news/x", b"1")
+        assert [one.topic for one in client.client.positions()] == ["news"]
+        assert [one.topic for one in client.client.fetch("news", offset=0).batches] == ["news"]
+
+
+def test_a_transaction_is_staged_and_committed_below_the_root(house: House) -> None:
+    make(house, f"{ACME}/staged", f"{GLOBEX}/staged")
+    with tenant(house, ACME, Jebp) as (tenancy, proof), Jebp(tenancy, proof) as client:
+        transaction = client.client.transaction("job")
+        writer = transaction.writer(1, "part")
+        writer.stage("staged", [b"1", b"2"])
+        transaction.commit(1, [writer.staged])
+        assert (tenancy.end_of("staged"), house.end_of(f"{GLOBEX}/staged")) == (2, 0)
+
+
+def test_an_error_of_jebp_names_no_root(house: House) -> None:
+    with tenant(house, ACME, Jebp) as (tenancy, proof), Jebp(tenancy, proof) as client:
+        for call in (
+            lambda: client.client.fetch("missing", offset=0),
+            lambda: client.client.positions(["missing"]),
+            lambda: client.client.transaction("job").writer(2, "part").stage("missing", [b"1"]),
+        ):
+            with pytest.raises(JebpError) as caught:
+                call()
+            assert "missing" in str(caught.value)
+            assert "tenants" not in str(caught.value)
+
+
+# -- Wörterbuch ------------------------------------------------------------------------------------------------------
+
+
+def test_keys_patterns_and_children_are_relative(house: House) -> None:
+    set_state(house, tenants_acme_tree_a=1, tenants_acme_tree_b=2, tenants_globex_tree_c=3, tree_d=4)
+    with tenant(house, ACME, Tree) as (tenancy, proof), Tree(tenancy, proof) as driver:
+        client = driver.client
+        assert client.pget("tree/#") == {"tree/a": 1, "tree/b": 2}
+        assert client.pget("?/a") == {"tree/a": 1}
+        assert {key: value for key, value in client.pget("#").items() if key.startswith("tree/")} == {
+            "tree/a": 1,
+            "tree/b": 2,
+        }
+        assert "tree" in client.ls()
+        assert "tenants" not in client.ls()
+        assert sorted(client.ls("tree")) == ["a", "b"]
+        assert {"a", "b"} <= set(client.pls("?"))
+        assert "globex" not in client.pls("?")
+        heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        client.psubscribe("#", heard.put, live_only=True)
+        set_state(house, tenants_globex_tree_c=4, tenants_acme_tree_a=5)
+        assert heard.get(timeout=SAFETY_NET_SECONDS).values == {"tree/a": 5}
+        assert client.pdelete("tree/#") == {"tree/a": 5, "tree/b": 2}
+        assert house.value(f"{GLOBEX}/tree/c") == b"4"
+        with pytest.raises(TreeError) as caught:
+            client.get("tree/a")
+        assert "tenants" not in str(caught.value)
+
+
+def test_locks_of_two_tenants_do_not_meet(house: House) -> None:
+    with two_tenants(house, Tree) as (_, one, _, other):
+        assert isinstance(one, Tree)
+        assert isinstance(other, Tree)
+        one.client.lock("locked")
+        other.client.lock("locked")
+        assert house.call(lambda: house.broker.state.locks.holder("locked")) is None
+        assert house.call(lambda: house.broker.state.locks.holder(f"{ACME}/locked")) is not None
+
+
+def test_a_testament_is_executed_below_the_root(house: House) -> None:
+    set_state(house, tenants_acme_grave_a=1, tenants_globex_grave_a=1, grave_a=1)
+    with tenant(house, ACME, Tree) as (tenancy, proof):
+        with Tree(tenancy, proof) as driver:
+            own = f"$SYS/clients/{driver.client.client_id}"
+            driver.client.set(f"{own}/graveGoods", ["grave/#"])
+            driver.client.set(f"{own}/lastWill", [{"key": "will", "value": 1}])
+        house.until(lambda: house.broker.state.find(f"{ACME}/will") is not None)
+        assert house.value(f"{ACME}/grave/a") is None
+        assert (house.value(f"{GLOBEX}/grave/a"), house.value("grave/a")) == (b"1", b"1")
+        assert (house.value("will"), house.value(f"{GLOBEX}/will")) == (None, None)
+
+
+def test_keys_over_http_and_exports_are_relative(house: House) -> None:
+    set_state(house, tenants_acme_rest_a=1, tenants_globex_rest_b=2)
+    with tenant(house, ACME, TreeRest) as (tenancy, proof), TreeRest(tenancy, proof) as driver:
+        headers = {"authorization": f"Bearer {proof.jwt}"}
+
+        def ask(path: str) -> bytes:
+            answer = driver.client.ask("GET", f"/api/v1/{path}", b"", **headers)
+            assert b"tenants" not in answer.body
+            return bytes(answer.body)
+
+        assert json.loads(ask("pget/rest/%23")) == [{"key": "rest/a", "value": 1}]
+        assert "rest" in json.loads(ask("ls"))
+        assert json.loads(ask("ls/rest")) == ["a"]
+        assert b"missing" in ask("get/missing")
+
+
+# -- zbus ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_mq_is_created_filled_taken_and_described_by_its_relative_name(house: House) -> None:
+    with tenant(house, ACME, ZbusSocket) as (tenancy, proof), ZbusSocket(tenancy, proof) as client:
+        made = client.ask("create", mq="orders", channel="c", offset="0")
+        assert (made["status"], "tenants" in str(made)) == (200, False)
+        assert "tenants" not in str(client.ask("pub", {"n": 1}, mq="orders"))
+        make(house, f"{GLOBEX}/orders/x")
+        tenancy.emit("orders/y")
+        first, second = (client.ask("take", mq="orders", channel="c")["body"][0] for _ in range(2))
+        assert first["headers"]["mq"] == second["headers"]["mq"] == "orders"
+        assert second["headers"]["ce_subject"] == "orders/y"
+        assert "orders" in [one["name"] for one in client.ask("query")["body"]]
+        assert "tenants" not in str(client.ask("query"))
+        wrong = client.ask("take", mq="missing", channel="c")
+        assert "missing" in str(wrong)
+        assert "tenants" not in str(wrong)
+        assert client.ask("remove", mq="orders")["status"] == 200
+        assert house.broker.find_topic(f"{ACME}/orders") is None
+
+
+def test_two_tenants_bind_one_url_and_each_calls_its_own_service(house: House) -> None:
+    with two_tenants(house, ZbusSocket) as (acme, one, globex, other):
+        for client in (one, other):
+            assert isinstance(client, ZbusSocket)
+            assert client.ask("create", mq="service")["status"] == 200
+            assert client.ask("bind", [{"url": "/api", "mq": "service"}], mq="service")["status"] == 200
+        for client, ends in ((one, (1, 0)), (other, (1, 1))):
+            assert isinstance(client, ZbusSocket)
+            call = Message({"id": f"call-{house.next_number()}"}, "/api/x", "GET")
+            signed = sign_frame(call, client.proof.api_key, client.proof.api_secret)
+            client.client.send(encode_texts([encode_message(signed)], mask=True))
+            assert client.ask("query", mq="service")["status"] == 200  # behind it, the call is stored
+            assert (acme.end_of("service"), globex.end_of("service")) == ends
+
+
+# -- the administration endpoint -------------------------------------------------------------------------------------
+
+
+def test_topics_groups_and_values_are_listed_by_their_relative_names(house: House) -> None:
+    make(house, f"{ACME}/list", f"{ACME}/list/below", f"{GLOBEX}/list")
+    set_state(house, tenants_acme_listed_a=1)
+    with tenant(house, ACME, Told) as (tenancy, proof), Told(tenancy, proof) as client:
+        names = [one["name"] for one in client.tell("GET", "/api/topics")["topics"]]
+        assert [name for name in names if name.startswith("list")] == ["list", "list/below"]
+        assert client.tell("GET", "/api/topics/list")["name"] == "list"
+        group = client.tell("POST", "/api/groups", {"topic": "list", "name": "g"})
+        assert (group["topic"], group["settings"]["dead_letter_topic"]) == ("list", "dead-letters/g")
+        assert [one["topic"] for one in client.tell("GET", "/api/groups", topic="list")["groups"]] == ["list"]
+        assert client.tell("GET", "/api/state/values", pattern="listed/#") == {"key": "listed/a", "value": 1}
+        assert {"key": "listed/a", "value": 1} in [*client.tell("GET", "/api/state/tree")]
+        assert "missing" in client.tell("GET", "/api/topics/missing")["error"]
+        sent = client.tell("POST", "/api/send", {"subject": "list/x", "payload": "1"})
+        assert (sent["topic"], sent["offset"]) == ("list", 0)
+
+
+def test_dead_letters_of_a_tenant_stay_below_its_root(house: House) -> None:
+    make(house, f"{ACME}/jobs")
+    with tenant(house, ACME, Told) as (tenancy, proof), Told(tenancy, proof) as client:
+        settings = {"ack": "explicit", "attempts_max": 1}
+        client.tell("POST", "/api/groups", {"topic": "jobs", "name": "w", "settings": settings})
+        tenancy.emit("jobs/1")
+        response = client.open("GET", f"/api/topics/{quote('jobs', safe='')}/groups/w/consume", max="1")
+        consumer = json.loads(response.readline())["consumer"]
+        line = json.loads(response.readline())
+        assert line["deliveries"][0]["subject"] == "jobs/1"
+        client.tell("POST", f"/api/consumers/{consumer}/nack", {"numbers": [1], "final": True})
+        house.until(lambda: ends(house, f"{ACME}/dead-letters/w") == 1)
+        assert house.broker.find_topic("dead-letters/w") is None
+        (found,) = client.tell("GET", "/api/dead-letters")["dead_letters"]
+        assert (found["topic"], found["senders"][0]["topic"]) == ("dead-letters/w", "jobs")
+        assert found["letters"] == 1
+        (letter,) = client.tell("GET", "/api/dead-letters/w/0")["letters"]
+        assert letter["origin"]["topic"] == "jobs"
+        assert client.tell("POST", "/api/dead-letters/w/replay", {})["replayed"] == 1
+        assert tenancy.end_of("jobs") == 2
+
+
+def test_the_server_s_own_topics_are_not_below_a_root(house: House) -> None:
+    with tenant(house, ACME, Told) as (tenancy, proof), Told(tenancy, proof) as client:
+        house.grant("role:walkers * #")
+        for name in ("$state", "$access", "$audit"):
+            assert client.tell("GET", f"/api/topics/{quote(name)}")["code"] == "refused"
+        assert client.tell("GET", "/api/access")["code"] == "refused"
+        assert client.tell("GET", "/api/audit")["code"] == "refused"
+        assert client.ask("GET", "/metrics") == 403
+        house.grant("role:walkers * tenants/#")
+
+
+def test_a_group_of_the_server_s_own_choosing_keeps_its_letters(house: House) -> None:
+    make(house, f"{ACME}/plain")
+    group = house.call(lambda: house.broker.groups.create(f"{ACME}/plain", "g", GroupSettings(), principal=SERVER))
+    assert group.settings.dead_letter_topic is None
+
+
+def test_a_retained_value_is_below_the_root(house: House) -> None:
+    make(house, f"{ACME}/kept", retain="last")
+    with tenant(house, ACME, Told) as (tenancy, proof), Told(tenancy, proof) as client:
+        assert client.publish("kept/a", VALUE)
+        assert client.tell("GET", "/api/state/value", key="kept/a")["key"] == "kept/a"
+        assert tenancy.value("kept/a") is not None
+        assert house.value("kept/a") is None
+
+
+def test_events_of_a_tenant_are_what_others_hear_by_the_absolute_name(house: House) -> None:
+    make(house, f"{ACME}/shared")
+    house.run(
+        lambda: house.broker.publish(
+            Publication(SERVER, "test", [Event(f"{ACME}/shared", VALUE)], f"{ACME}/shared")
+        ).wait()
+    )
+    house.grant("role:walkers * tenants/#", f"bob read {ACME}/shared/#")
+    with Jebp(house, house.bob) as client:
+        assert client.read(f"{ACME}/shared")
+    house.grant("role:walkers * tenants/#")
