@@ -3,7 +3,7 @@
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.identities.guessing import Guessing
+from babelbus.identities.guessing import NAME_LENGTH_MAX, Guessing
 from babelbus.metrics import Metrics
 
 
@@ -66,6 +66,16 @@ def test_a_wall_clock_that_jumps_changes_no_wait(clock: ManualClock) -> None:
     assert guessing.check("a", "alice") == 1
     clock.jump_to(2**50)
     assert guessing.check("a", "alice") == 1
+
+
+def test_no_more_of_a_name_is_kept_than_a_principal_can_have(clock: ManualClock) -> None:
+    guessing = Guessing(clock, Metrics())
+    long = "a" * 2**20
+    guessing.failed("10.0.0.1", long)
+    assert all(len(name or "") <= NAME_LENGTH_MAX for _, name in guessing._entries)
+    assert guessing.check("10.0.0.1", long) == 1
+    guessing.succeeded("10.0.0.1", long)
+    assert guessing.check("10.0.0.1", long) == 0
 
 
 def test_memory_is_bounded_and_the_oldest_goes_first(clock: ManualClock) -> None:

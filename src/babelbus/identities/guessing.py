@@ -18,6 +18,8 @@ FORGET_SECONDS: Final = 600.0
 FREE_FAILURES: Final = 3
 """Wrong proofs of one address, whatever the principals, before the address waits."""
 ENTRIES_MAX: Final = 10_000
+NAME_LENGTH_MAX: Final = 256
+"""Characters of a name that count: a client may call itself by megabytes, which must not be kept for each guess."""
 
 _Key = tuple[str, str | None]
 
@@ -44,13 +46,13 @@ class Guessing:
             return 0.0
         place = _network(address)
         now = self._clock.monotonic()
-        return max(self._wait((place, principal), now), self._wait((place, None), now))
+        return max(self._wait((place, principal[:NAME_LENGTH_MAX]), now), self._wait((place, None), now))
 
     def failed(self, address: str, principal: str) -> None:
         """Record a wrong proof, which was looked at."""
         place = _network(address)
         now = self._clock.monotonic()
-        for key in ((place, principal), (place, None)):
+        for key in ((place, principal[:NAME_LENGTH_MAX]), (place, None)):
             failures, last = self._entries.pop(key, (0, now))
             self._entries[key] = (failures + 1 if now - last < FORGET_SECONDS else 1), now
         while len(self._entries) > self._entries_max:
@@ -62,7 +64,7 @@ class Guessing:
         Else a user could guess the passwords of others, and prove its own name in between.
         """
         if self._entries:
-            self._entries.pop((_network(address), principal), None)
+            self._entries.pop((_network(address), principal[:NAME_LENGTH_MAX]), None)
 
     def clear(self) -> None:
         """Drop all wrong proofs: nobody has to wait."""
