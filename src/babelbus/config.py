@@ -203,8 +203,8 @@ class Listening(Protocol):
         """How strangers get in who reach a listener; `None` if each client proves who it is."""
 
     @property
-    def sent_secrets(self) -> str | None:
-        """The secrets of clients that others on the way can read if the listener does not speak TLS."""
+    def overheard(self) -> str | None:
+        """The harm that others on the way can do if the listener does not speak TLS; `None` for no harm."""
 
 
 class TlsSettings(msgspec.Struct, frozen=True):
@@ -286,8 +286,8 @@ class JebpSettings(msgspec.Struct, frozen=True):
         return "with bare certificates" if self.bare_certificates else None
 
     @property
-    def sent_secrets(self) -> None:
-        """The secrets of clients on the way: jebp encrypts by itself."""
+    def overheard(self) -> None:
+        """The harm by others on the way: none, jebp encrypts by itself."""
         return
 
 
@@ -457,9 +457,9 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         return None
 
     @property
-    def sent_secrets(self) -> str | None:
-        """The secrets of clients on the way."""
-        return None if self.auth_key_file is None and self.auth_key_set is None else "tokens"
+    def overheard(self) -> str | None:
+        """The harm by others on the way."""
+        return None if self.auth_key_file is None and self.auth_key_set is None else "read the tokens of clients"
 
 
 class ZbusSettings(msgspec.Struct, frozen=True):
@@ -551,9 +551,9 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         return "without zbus.auth_file" if self.auth_file is None else None
 
     @property
-    def sent_secrets(self) -> None:
-        """The secrets of clients on the way: messages are signed."""
-        return
+    def overheard(self) -> str:
+        """The harm by others on the way: a signature says no time."""
+        return "send the signed messages of clients again"
 
 
 class EventmeshSettings(msgspec.Struct, frozen=True):
@@ -629,9 +629,9 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
         return "without access control"
 
     @property
-    def sent_secrets(self) -> str:
-        """The secrets of clients on the way."""
-        return "passwords and tokens"
+    def overheard(self) -> str:
+        """The harm by others on the way."""
+        return "read the passwords and tokens of clients"
 
 
 class AdminSettings(msgspec.Struct, frozen=True):
@@ -660,9 +660,9 @@ class AdminSettings(msgspec.Struct, frozen=True):
         return "with metrics that need no token, and over plain HTTP if there is no TLS"
 
     @property
-    def sent_secrets(self) -> str:
-        """The secrets of clients on the way."""
-        return "passwords and tokens"
+    def overheard(self) -> str:
+        """The harm by others on the way."""
+        return "read the passwords and tokens of clients"
 
 
 class AccessSettings(msgspec.Struct, frozen=True):
@@ -713,8 +713,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     insecure: Annotated[bool, of("allow to listen beyond loopback where nothing controls access")] = False
     plain_text: Annotated[
         bool,
-        of("allow to listen beyond loopback without TLS where clients send passwords or tokens, which others on the "
-           "way can read then: for a proxy in front that speaks TLS"),
+        of("allow to listen beyond loopback without TLS where clients send passwords, tokens or signed messages, which "
+           "others on the way can then read or send again: for a proxy in front that speaks TLS"),
     ] = False  # fmt: skip
     host_names: (
         Annotated[
@@ -911,10 +911,10 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
                 f"{place} would be reachable from other machines {section.exposure}; {advice}; "
                 f"or server.insecure = true if a firewall or proxy protects it"
             )
-        if section.sent_secrets is not None and not has_tls and not config.server.plain_text:
+        if section.overheard is not None and not has_tls and not config.server.plain_text:
             has_choice = getattr(section, "tls", None)
             raise ConfigError(
-                f"{place} has no TLS, so others on the way could read the {section.sent_secrets} of clients; set "
+                f"{place} has no TLS, so others on the way could {section.overheard}; set "
                 f"tls.cert_file and tls.key_file{'' if has_choice is None else f', and no {name}.tls'}; "
                 f"or server.plain_text = true if a proxy in front speaks TLS"
             )
