@@ -165,6 +165,9 @@ class Driver(ABC):
         raise NotImplementedError
 
 
+METHODS = {"methods": "it names the methods, and needs no right"}
+"""Methods of jebp/1.2: each has a verb of a driver here, or a reason why it needs none."""
+
 NO_REQUESTS = "the protocol has no requests"
 NO_STATE = "the protocol has no state"
 NO_GROUPS = "the protocol has no consumer groups"

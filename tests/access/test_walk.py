@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from babelbus.protocols.registry import SERVICES
-from tests.access.drivers import DRIVERS, VERBS, Driver
+from tests.access.drivers import DRIVERS, METHODS, VERBS, Driver
 from tests.access.house import END, House
 from tests.support.zbus import HttpClient
 
@@ -138,6 +138,12 @@ def test_each_door_has_a_driver_and_each_verb_or_a_reason(house: House) -> None:
         has = {verb for verb in VERBS if getattr(driver, verb) is not getattr(Driver, verb)}
         assert has - set(driver.lacks) == set(VERBS) - set(driver.lacks), driver.name
         assert all(driver.lacks.values())
+
+
+def test_each_method_of_jebp_has_a_verb_or_a_reason(house: House) -> None:
+    methods = house.server.services["jebp"].methods  # type: ignore[attr-defined]
+    assert set(METHODS) == set(methods)
+    assert all(METHODS.values())
 
 
 def test_every_listener_that_the_configuration_has_is_open(house: House) -> None:
