@@ -229,11 +229,32 @@ async def test_the_audit_has_changes_with_before_and_after_and_no_secret() -> No
 async def test_a_flood_of_different_refusals_is_bounded() -> None:
     bus, gate = await gate_on()
     for number in range(5000):
-        gate.audit.refused(BOSS, Action.READ, f"topic/{number}" * 100)
+        gate.audit.refused(Identity("test", f"user{number}", None), Action.READ, f"topic/{number}" * 100)
     await gate.audit.close()
     records = audited(bus.broker.topic("$audit"))
     assert len(records) <= 1025
     assert sum(one.count for one in records) == 5000
+    await bus.broker.close()
+
+
+@in_loop
+async def test_whoever_is_refused_everywhere_does_not_hide_the_refusals_and_logins_of_others() -> None:
+    bus, gate = await gate_on()
+    gate.audit.refused(BOSS, Action.READ, "first")
+    for number in range(5000):
+        id_ = gate.audit.refused(BOSS, Action.READ, f"topic/{number}")
+    gate.audit.refused(Identity("test", "thief", None), Action.PUBLISH, "gold")
+    gate.audit.login("thief", "zbus 10.0.0.1")
+    gate.audit.refused(BOSS, Action.READ, "first")
+    await gate.audit.close()
+    records = audited(bus.broker.topic("$audit"))
+    of_boss = [one for one in records if one.principal == BOSS.name]
+    assert len(of_boss) <= 65
+    assert sum(one.count for one in of_boss) == 5002
+    assert (of_boss[0].subject, of_boss[0].count) == ("first", 2)
+    assert (of_boss[-1].id, of_boss[-1].reason, of_boss[-1].subject) == (id_, "too many to record each", "")
+    of_thief = [(one.kind, one.action, one.subject, one.count) for one in records if one.principal == "thief"]
+    assert of_thief == [("refusal", "publish", "gold", 1), ("login", "", "", 1)]
     await bus.broker.close()
 
 

@@ -1,7 +1,8 @@
 """The audit: logins, refusals and changes, as JSON records of the reserved topic `$audit`.
 
 Refusals that are alike (principal, action, subject) within one second are one record with a count, and so are logins
-(principal, source): whoever tries in a loop does not fill the disk. No secret and no payload is ever recorded.
+(principal, source); behind the first ones of a principal, all others of that second are one record. So whoever tries in
+a loop neither fills the disk nor hides what others do. No secret and no payload is ever recorded.
 """
 
 import asyncio
@@ -29,6 +30,9 @@ PROTOCOL: Final = "audit"
 FOLD_SECONDS = 1.0
 FOLDED_MAX = 1024
 """Most different records of one second; further ones are counted in one record."""
+PRINCIPAL_FOLDED_MAX = 64
+"""The same for one principal."""
+TOO_MANY: Final = "too many to record each"
 SUBJECT_LENGTH_MAX = 256
 _ID_BYTES = 5
 OpenTopic = Callable[[], Work[Topic]]
@@ -60,6 +64,8 @@ class Audit:
         self._publish = publish
         self._open_topic = open_topic
         self._folded: dict[tuple[str, str, str, str], AuditRecord] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        """Records of each kind and principal among them."""
         self._timer: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[Action], None] = lambda action: None
         self.unwritten = 0
@@ -81,15 +87,20 @@ class Audit:
 
     def _fold(self, kind: str, name: str, source: str, action: str, subject: str, reason: str = "") -> str:
         subject = subject[:SUBJECT_LENGTH_MAX]
-        place = (kind, name[:SUBJECT_LENGTH_MAX], action, subject or source)
+        name = name[:SUBJECT_LENGTH_MAX]
+        place = (kind, name, action, subject or source)
         record = self._folded.get(place)
+        if record is None and self._counts.get((kind, name), 0) >= PRINCIPAL_FOLDED_MAX:
+            place, action, subject, reason = (kind, name, "", ""), "", "", TOO_MANY
+            record = self._folded.get(place)
         if record is None and len(self._folded) >= FOLDED_MAX:
-            place = (kind, "", "", "")
-            record, name, source, subject, reason = self._folded.get(place), "", "", "", "too many to record each"
+            place, name, source, action, subject, reason = (kind, "", "", ""), "", "", "", "", TOO_MANY
+            record = self._folded.get(place)
         if record is None:
+            self._counts[kind, name] = self._counts.get((kind, name), 0) + 1
             id_ = base64.b32encode(secrets.token_bytes(_ID_BYTES)).decode().lower()
             now = self._clock.now_ms()
-            record = AuditRecord(kind, now, place[1], source, action, subject, 0, id_, reason)
+            record = AuditRecord(kind, now, name, source, action, subject, 0, id_, reason)
             if self._timer is None:
                 self._timer = self._loop.call_later(FOLD_SECONDS, self.flush)
         self._folded[place] = msgspec.structs.replace(record, count=record.count + 1)
@@ -100,7 +111,7 @@ class Audit:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        records, self._folded = list(self._folded.values()), {}
+        records, self._folded, self._counts = list(self._folded.values()), {}, {}
         return self._write(records) if records else None
 
     def _write(self, records: list[AuditRecord]) -> Promise:
