@@ -1,6 +1,5 @@
 """Guessing: what clients that try secrets cost the others."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,9 +58,9 @@ def guesser(started: Started) -> Iterator[None]:
 
 
 def processor_seconds(pid: int) -> float:
-    """The processor time of a process, in the system and in itself."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """The processor time of a process, by the nanoseconds of its threads: ticks of 10 ms are 4 % of a part."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(one.read_text().split()[0]) for one in threads) / 1e9
 
 
 @figure("access.guessing", unit="% of the rate", target=90)
