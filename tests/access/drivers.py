@@ -165,7 +165,17 @@ class Driver(ABC):
         raise NotImplementedError
 
 
-METHODS = {"methods": "it names the methods, and needs no right"}
+_STATE = "the rights of the state: tests/protocols/jebp/test_state_calls.py"
+METHODS = {
+    "methods": "it names the methods, and needs no right",
+    "consume": "consume",
+    "state.get": "get",
+    "state.set": "write_state",
+    **dict.fromkeys(("state.get_many", "state.match", "state.list", "state.watch"), _STATE),
+    **dict.fromkeys(("state.as_of", "state.history"), _STATE),
+    **dict.fromkeys(("state.set_many", "state.compare_and_set", "state.delete", "state.delete_match"), _STATE),
+    **dict.fromkeys(("state.lock", "state.will"), _STATE),
+}
 """Methods of jebp/1.2: each has a verb of a driver here, or a reason why it needs none."""
 
 NO_REQUESTS = "the protocol has no requests"
@@ -182,7 +192,6 @@ class Jebp(Driver):
         "request": NO_REQUESTS,
         "respond": NO_REQUESTS,
         "subscribe": "live events are read behind the end of the topic: `read`",
-        "consume": "readers keep their offsets themselves",
     }
 
     def connect(self) -> None:
@@ -218,6 +227,15 @@ class Jebp(Driver):
 
     def manage(self, subject: str) -> bool:
         return self._do(lambda: self.client.create_topic(subject))
+
+    def consume(self, subject: str) -> bool:
+        group = f"group{self.house.next_number()}"
+
+        async def take() -> None:
+            async with self.client._twin.consume(subject, group, start="beginning") as consumer:
+                assert await consumer.next(SAFETY_NET_SECONDS) is not None
+
+        return self._do(lambda: self.client._portal.call(take()))
 
 
 class Sbus(Driver):
