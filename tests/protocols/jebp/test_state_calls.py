@@ -29,7 +29,7 @@ class House:
     def __init__(self, files: FaultyFiles | None = None, **settings: Any) -> None:
         self.bus = Bus(files)
         self.state: State = self.bus.open_state(**settings)
-        self.shared = StateMethods(self.state, self.bus.clock, read_value)
+        self.shared = StateMethods(self.state, self.bus.clock, read_value, self.bus.metrics)
 
     def talk(self, principal: Identity | None = None, bytes_max: int = 8 * 2**20) -> Conversation:
         methods = METHODS | self.shared.methods
@@ -96,6 +96,8 @@ async def test_the_calls_of_a_frame_see_each_other_and_are_one_append() -> None:
         ("set", ["versioned", b"1"], "conflict"),
         ("set_many", [[["a", b"1"], ["versioned", b"1"]]], "conflict"),
         ("set_many", [[["a", b"1"], ["b", b"{"]]], "bad_argument"),
+        ("set_many", [[["a", b"1"]] * 10_001], "bad_argument"),
+        ("get_many", [["a"] * 10_001], "bad_argument"),
         ("compare_and_set", ["versioned", b"1", 7], "conflict"),
         ("delete", ["$SYS/x"], "refused"),
         ("delete_match", ["$SYS/#"], "refused"),
@@ -234,6 +236,10 @@ async def test_a_slow_reader_gets_the_last_change_of_each_key(monkeypatch: pytes
         told = [one for _, _, body in talk.items() for one in body[1]]  # type: ignore[index]
     assert {key: value for key, value, *_ in told} == {"a/0": b"48", "a/1": b"49", "a/2": b"47"}
     assert len(told) < 16
+    sample = house.bus.metrics.registry.get_sample_value
+    assert sample("babelbus_live_dropped_total", {"protocol": "jebp", "reason": "slow"}) == 50 - len(told)
+    assert sample("babelbus_live_delivered_total", {"protocol": "jebp"}) == len(told)
+    assert sample("babelbus_live_received_total", {"protocol": "jebp"}) == 50
     await house.close()
 
 

@@ -34,6 +34,7 @@ from babelbus.core.state import (
     editor_for,
 )
 from babelbus.errors import BabelbusError
+from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.jebp import state_messages as m
 from babelbus.protocols.jebp.calls.call import Call, Calls, Family, Method, Stream
 from babelbus.protocols.jebp.calls.errors import CODES, CallRefusedError
@@ -70,12 +71,15 @@ ReadValue = Callable[[bytes], bytes]
 class StateMethods:
     """The methods of one server, and what its connections share: who waits for a lock, and whose a will is."""
 
-    def __init__(self, state: State, clock: Clock, read_value: ReadValue) -> None:
+    def __init__(self, state: State, clock: Clock, read_value: ReadValue, metrics: Metrics) -> None:
         self.clock = clock
         self.read_value = read_value
         self.locks: dict[str, _Lock] = {}
         self.wills: dict[str, _Connection] = {}
         self.numbers = itertools.count(1)
+        self.received: Traffic = metrics.live_received(PROTOCOL)
+        self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
+        self.dropped = metrics.live_dropped_total.labels(PROTOCOL, "slow")
         state.locks.receivers.append(self._grant)
 
     @property
@@ -117,6 +121,7 @@ class StateMethods:
 
     def _get_many(self, call: Call, asked: m.GetValues) -> object:
         editor = self._connection(call).editor
+        _check_count(asked.keys)
         found = map(editor.find, asked.keys)
         return [entry for entry in found if entry is not None]
 
@@ -173,6 +178,7 @@ class StateMethods:
 
     def _set_many(self, call: Call, asked: m.SetValues) -> Stream:
         connection = self._connection(call)
+        _check_count(asked.entries)
         connection.editor.set_all(asked.entries)
         return connection.changed(call, _NIL)
 
@@ -221,7 +227,7 @@ class _Connection(Family):
     """The state as one connection may see and change it, its changes of this frame, and its wills."""
 
     def __init__(self, methods: StateMethods, calls: Calls) -> None:
-        self._methods = methods
+        self.methods = methods
         self._calls = calls
         self._principal: Identity | None = None
         self._waiting: list[tuple[Call, bytes]] = []
@@ -235,7 +241,7 @@ class _Connection(Family):
         if principal is not self._principal:
             self._principal = principal
             self.state = broker.state_for(principal)
-            history, methods = broker.history_for(principal), self._methods
+            history, methods = broker.history_for(principal), self.methods
             self._editor = editor_for(principal, self.state, history, methods.clock, methods.read_value)
         return self._editor
 
@@ -254,6 +260,7 @@ class _Connection(Family):
         if not waiting:
             return
         self._waiting = []
+        self.methods.received.inc(len(waiting), 0)
 
         def answer(done: Promise) -> None:
             if done.error is not None:
@@ -270,15 +277,15 @@ class _Connection(Family):
         owner = f"{PROTOCOL}/{call.principal.name}/{asked.client}"
         self.editor.set_testament(owner, asked.delete, asked.values)
         if asked.delete or asked.values:
-            self._methods.wills[owner] = self
+            self.methods.wills[owner] = self
         else:
-            self._methods.wills.pop(owner, None)
+            self.methods.wills.pop(owner, None)
         return self.changed(call, _NIL)
 
     def close(self) -> None:
         """Run the wills."""
         self.commit()
-        wills, state = self._methods.wills, self._calls.broker.state
+        wills, state = self.methods.wills, self._calls.broker.state
         own = [owner for owner, connection in wills.items() if connection is self]
         for owner in own:
             del wills[owner]
@@ -386,6 +393,7 @@ class _Watch(_Pages):
         self._changes += changes
         if len(self._changes) >= self._changes_max:
             last = {change.key: change for change in self._changes}
+            self._connection.methods.dropped.inc(len(self._changes) - len(last))
             self._changes = list(last.values())
             self._changes_max = max(CHANGES_MAX, 2 * len(last))
             if sum(map(_size_of, self._changes)) > WAITING_BYTES_MAX:
@@ -395,8 +403,14 @@ class _Watch(_Pages):
             self._later()
 
     def _start_again(self) -> None:
+        """Send the present entries again; end the call if the client may see nothing of the pattern any more."""
         self._stop()
-        self._begin()
+        self._connection.methods.dropped.inc(len(self._changes))
+        try:
+            self._begin()
+        except BabelbusError as error:
+            self._call.fail(error)
+            return
         self._pages = itertools.chain((_encode((m.RESYNC, None)),), self._pages)
 
     def _send(self) -> None:
@@ -408,17 +422,16 @@ class _Watch(_Pages):
             changes, self._changes, self._changes_max = self._changes, [], CHANGES_MAX
             told = [m.Change(one.key, one.value, one.version, one.timestamp, one.source) for one in changes]
             for part in _cut(told, _size_of):
-                self._call.send(_encode((m.CHANGES, part)))
+                item = _encode((m.CHANGES, part))
+                self._connection.methods.delivered.inc(len(part), len(item))
+                self._call.send(item)
 
     def access_changed(self) -> None:
         """Begin again with other rights; rights that only have other rows answer for themselves."""
         if self._call.principal.rights is self._rights:
             return
         self._rights = self._call.principal.rights
-        try:
-            self._start_again()
-        except BabelbusError as error:
-            self._call.fail(error)
+        self._start_again()
 
     def close(self, *, lost: bool) -> None:
         """Stop listening."""
@@ -495,6 +508,16 @@ def _cut(items: Sequence[Any], size_of: Callable[[Any], int]) -> Iterator[list[A
             part, size = [], 0
     if part:
         yield part
+
+
+def _check_count(items: Sequence[object]) -> None:
+    """Check that one call does not hold up the others.
+
+    Raises:
+        CallRefusedError: it names too many keys.
+    """
+    if len(items) > m.KEYS_MAX:
+        raise CallRefusedError("bad_argument", f"{len(items):,} keys in one call, {m.KEYS_MAX:,} are possible")
 
 
 def _entry_size(entry: m.Entry) -> int:
