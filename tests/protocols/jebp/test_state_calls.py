@@ -167,6 +167,37 @@ async def test_patterns_and_the_past_come_in_pages_of_one_moment(monkeypatch: py
 
 
 @in_loop
+async def test_streams_of_one_connection_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "PAGE_BYTES", 100)
+    house = House()
+    talk = house.talk(bytes_max=1_000)
+    house.state.set_all([f"a/{number:03}" for number in range(300)], [b"1"] * 300)
+    await done([house.state.commit("test")])
+    names = ["match", "as_of", "match", "watch", "history", "match", "watch"]
+    asked = [["a/#"], [None, "a/#", 299, None], ["#/a"], ["a/#"], ["a/000", None, 9], ["a/0?/#"], ["a/#"]]
+    items: list[tuple[int, int, Any]] = list(
+        talk.call(*[(number, OPEN, [f"state.{name}", asked[number]]) for number, name in enumerate(names)])
+    )
+    items += talk.call((6, CANCEL, None))  # before its turn
+    while not any(number == 5 and kind == END for number, kind, _ in items):
+        await talk.pipe.grown.wait()
+        items += talk.items()
+        talk.session.release()
+    ends = {number: body for number, kind, body in items if kind != ITEM}
+    assert {number: code(body) if number == 2 else body for number, body in ends.items()} == {
+        0: 300, 1: 300, 2: "bad_argument", 4: 0, 5: 0, 6: None,
+    }  # fmt: skip
+    for number in (0, 1):
+        assert [key for at, kind, page in items if (at, kind) == (number, ITEM) for key, *_ in page] == [
+            f"a/{key:03}" for key in range(300)
+        ]
+    watched = [body for number, kind, body in items if (number, kind) == (3, ITEM)]
+    assert sum(len(page) for _, page in watched) == 300
+    assert len(house.state.watches) == 1
+    await house.close()
+
+
+@in_loop
 async def test_the_changes_of_a_key_are_told_with_who_and_when() -> None:
     house = House()
     talk = house.talk()
@@ -358,6 +389,7 @@ async def test_a_will_happens_once_when_the_connection_ends(lost: bool) -> None:
     talk = house.talk()
     await ask(talk, "set_many", [["on/me", b"1"], ["on/you", b"1"]])
     assert await ask(talk, "will", "me", ["on/m?"], [["x", b"0"]]) is None
+    assert code(await ask(talk, "will", "you", [], [["x", b"0"]])) == "bad_argument"
     assert await ask(talk, "will", "me", ["on/me"], [["off/me", b"1"]]) is None
     if not lost:
         talk.session.end_waits()
