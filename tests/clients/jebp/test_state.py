@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -706,6 +706,43 @@ def test_a_killed_server_keeps_what_it_answered_runs_wills_once_and_knows_no_loc
                 pass
             assert child.stop() == 0
     raise AssertionError("the will was executed twice")
+
+
+def test_a_kill_in_between_loses_no_answered_set_and_no_value_of_a_watch(tmp_path: Path) -> None:
+    @in_loop
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        answered: dict[str, int] = {}
+        unknown: list[str] = []
+
+        async def write(client: Client, key: str) -> None:
+            for number in range(200):
+                try:
+                    await client.state.set(key, number)
+                except OutcomeUnknownError:
+                    unknown.append(key)
+                else:
+                    answered[key] = number
+
+        with ExitStack() as stack:
+            child = stack.enter_context(await loop.run_in_executor(None, Child, configure(tmp_path / "data")))
+            again = configure(tmp_path / "data", jebp=JebpSettings(port=int(child.address.rpartition(":")[2])))
+            client = Client(child.address, identity=child.admin, **PATIENT)
+            async with client, Watcher(client, "k/#") as watcher:
+                writing = [asyncio.create_task(write(client, f"k/{number}")) for number in range(20)]
+                await watcher.reach(500)
+                await loop.run_in_executor(None, child.kill)
+                before = dict(answered)
+                stack.enter_context(await loop.run_in_executor(None, Child, again))
+                await asyncio.gather(*writing)
+                assert unknown
+                assert {key: entry.value for key, entry in (await client.state.match("k/#")).items()} == answered
+                await until(lambda: {one.key: one.value for one in watcher.changes} == answered)
+                for key, number in before.items():
+                    revisions = (await client.state.history(key)).revisions
+                    assert number in [one.value for one in revisions]
+
+    check()
 
 
 def test_a_value_of_a_client_of_worterbuch_is_there_after_a_kill(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class House:
     def __init__(self, files: FaultyFiles | None = None, **settings: Any) -> None:
         self.bus = Bus(files)
         self.state: State = self.bus.open_state(**settings)
-        self.shared = StateMethods(self.state, self.bus.clock, read_value)
+        self.shared = StateMethods(self.state, self.bus.clock, read_value, self.bus.metrics)
 
     def talk(self, principal: Identity | None = None, bytes_max: int = 8 * 2**20) -> Conversation:
         methods = METHODS | self.shared.methods
@@ -96,6 +96,8 @@ async def test_the_calls_of_a_frame_see_each_other_and_are_one_append() -> None:
         ("set", ["versioned", b"1"], "conflict"),
         ("set_many", [[["a", b"1"], ["versioned", b"1"]]], "conflict"),
         ("set_many", [[["a", b"1"], ["b", b"{"]]], "bad_argument"),
+        ("set_many", [[["a", b"1"]] * 10_001], "bad_argument"),
+        ("get_many", [["a"] * 10_001], "bad_argument"),
         ("compare_and_set", ["versioned", b"1", 7], "conflict"),
         ("delete", ["$SYS/x"], "refused"),
         ("delete_match", ["$SYS/#"], "refused"),
@@ -161,6 +163,37 @@ async def test_patterns_and_the_past_come_in_pages_of_one_moment(monkeypatch: py
         assert [key for page in pages for key, _, _ in page] == [f"a/{number:02}" for number in range(20)]
     assert await ask(talk, "as_of", "a/07", None, 7, None) == [[["a/07", b'"12345678"', 0]], 1]
     assert await ask(talk, "as_of", "a/07", None, 6, None) == 0
+    await house.close()
+
+
+@in_loop
+async def test_streams_of_one_connection_have_their_turn_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(m, "PAGE_BYTES", 100)
+    house = House()
+    talk = house.talk(bytes_max=1_000)
+    house.state.set_all([f"a/{number:03}" for number in range(300)], [b"1"] * 300)
+    await done([house.state.commit("test")])
+    names = ["match", "as_of", "match", "watch", "history", "match", "watch"]
+    asked = [["a/#"], [None, "a/#", 299, None], ["#/a"], ["a/#"], ["a/000", None, 9], ["a/0?/#"], ["a/#"]]
+    items: list[tuple[int, int, Any]] = list(
+        talk.call(*[(number, OPEN, [f"state.{name}", asked[number]]) for number, name in enumerate(names)])
+    )
+    items += talk.call((6, CANCEL, None))  # before its turn
+    while not any(number == 5 and kind == END for number, kind, _ in items):
+        await talk.pipe.grown.wait()
+        items += talk.items()
+        talk.session.release()
+    ends = {number: body for number, kind, body in items if kind != ITEM}
+    assert {number: code(body) if number == 2 else body for number, body in ends.items()} == {
+        0: 300, 1: 300, 2: "bad_argument", 4: 0, 5: 0, 6: None,
+    }  # fmt: skip
+    for number in (0, 1):
+        assert [key for at, kind, page in items if (at, kind) == (number, ITEM) for key, *_ in page] == [
+            f"a/{key:03}" for key in range(300)
+        ]
+    watched = [body for number, kind, body in items if (number, kind) == (3, ITEM)]
+    assert sum(len(page) for _, page in watched) == 300
+    assert len(house.state.watches) == 1
     await house.close()
 
 
@@ -234,6 +267,10 @@ async def test_a_slow_reader_gets_the_last_change_of_each_key(monkeypatch: pytes
         told = [one for _, _, body in talk.items() for one in body[1]]  # type: ignore[index]
     assert {key: value for key, value, *_ in told} == {"a/0": b"48", "a/1": b"49", "a/2": b"47"}
     assert len(told) < 16
+    sample = house.bus.metrics.registry.get_sample_value
+    assert sample("babelbus_live_dropped_total", {"protocol": "jebp", "reason": "slow"}) == 50 - len(told)
+    assert sample("babelbus_live_delivered_total", {"protocol": "jebp"}) == len(told)
+    assert sample("babelbus_live_received_total", {"protocol": "jebp"}) == 50
     await house.close()
 
 
@@ -352,6 +389,7 @@ async def test_a_will_happens_once_when_the_connection_ends(lost: bool) -> None:
     talk = house.talk()
     await ask(talk, "set_many", [["on/me", b"1"], ["on/you", b"1"]])
     assert await ask(talk, "will", "me", ["on/m?"], [["x", b"0"]]) is None
+    assert code(await ask(talk, "will", "you", [], [["x", b"0"]])) == "bad_argument"
     assert await ask(talk, "will", "me", ["on/me"], [["off/me", b"1"]]) is None
     if not lost:
         talk.session.end_waits()

@@ -190,6 +190,8 @@ class Calls:
     def __init__(self, get_link: GetLink, *, timeout_seconds: float, resend: bool) -> None:
         self.timeout_seconds = timeout_seconds
         self._get_link = get_link
+        self._link: Link | None = None
+        """The connection of the last call: asking for it again is a tenth of the time of a call here."""
         self._resend = resend
 
     @property
@@ -232,7 +234,9 @@ class Calls:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
-            link = await self.link(method, max(deadline - loop.time(), 0))
+            link = self._link
+            if link is None or link.lost_error is not None:
+                link = self._link = await self.link(method, max(deadline - loop.time(), 0))
             if link.open_calls >= CALLS_AT_ONCE:
                 await link.room()
             future: asyncio.Future[Data] = loop.create_future()

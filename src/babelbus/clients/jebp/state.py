@@ -190,9 +190,13 @@ class State:
         return None if found is None else Entry(key, *found)
 
     async def get_many(self, keys: Iterable[str]) -> dict[str, Entry]:
-        """Return the entries of the keys that have a value, in one round trip."""
-        found = _ENTRIES.decode(await self._calls.call_body("state.get_many", (list_(keys),), True))
-        return {one[0]: Entry(*one) for one in found}
+        """Return the entries of the keys that have a value; a round trip for each 10,000 keys."""
+        found: dict[str, Entry] = {}
+        wanted = list_(keys)
+        for at in range(0, len(wanted), m.KEYS_MAX):
+            body = await self._calls.call_body("state.get_many", (wanted[at : at + m.KEYS_MAX],), True)
+            found |= {one[0]: Entry(*one) for one in _ENTRIES.decode(body)}
+        return found
 
     async def match(self, pattern: str) -> dict[str, Entry]:
         """Return the entries that match a pattern, all of one moment: `?` is one element, `#` at the end any number."""
@@ -252,7 +256,7 @@ class State:
         await self._calls.call_body("state.set", (key, encode_value(value)), False)
 
     async def set_many(self, values: Mapping[str, Any]) -> None:
-        """Set plain values, all or none of them, with one write to the server's log; see `set`."""
+        """Set plain values, 10,000 at the most, all or none of them, with one write to the server's log; see `set`."""
         entries = [(key, encode_value(value)) for key, value in values.items()]
         await self._calls.call_body("state.set_many", (entries,), False)
 

@@ -22,7 +22,7 @@ class JebpService(StreamService):
         super().__init__(PROTOCOL, context, context.config.jebp)
         self._context = context
         self._identity = Identity.load(context.server_key)
-        self.state = StateMethods(context.broker.state, context.clock, context.read_value)
+        self.state = StateMethods(context.broker.state, context.clock, context.read_value, context.metrics)
         self.methods: dict[str, Method] = METHODS | self.state.methods
         """The methods of jebp/1.2; what the server offers beside those of the protocol is added before `start`."""
 

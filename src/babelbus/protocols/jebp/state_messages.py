@@ -13,6 +13,8 @@ Setting = tuple[str, bytes]
 
 PAGE_BYTES: Final = 64 * 1024
 """About the size of one item with entries, changes or revisions."""
+KEYS_MAX: Final = 10_000
+"""Most keys of `state.get_many` and `state.set_many`."""
 PRESENT: Final = 0
 PRESENT_LAST: Final = 1
 CHANGES: Final = 2

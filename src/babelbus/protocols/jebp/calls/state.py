@@ -7,6 +7,7 @@ when the log has it.
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -33,7 +34,8 @@ from babelbus.core.state import (
     VersionMismatchError,
     editor_for,
 )
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.jebp import state_messages as m
 from babelbus.protocols.jebp.calls.call import Call, Calls, Family, Method, Stream
 from babelbus.protocols.jebp.calls.errors import CODES, CallRefusedError
@@ -58,8 +60,10 @@ TURN_BYTES: Final = 8 * m.PAGE_BYTES
 """About the most that one stream sends before others have their turn."""
 CHANGES_MAX: Final = 1_024
 """Changes that wait for a slow reader before only the last one of each key is kept."""
-WAITING_BYTES_MAX: Final = 4 * 2**20
-"""Values that wait for a slow reader of a watch; beyond them it gets the present values again instead."""
+WAITING_BYTES_MAX: Final = 16 * 2**20
+"""Changes that wait for the watches of one connection; beyond them a watch gets the present values again instead."""
+CHANGE_BYTES: Final = 200
+"""Weight of a change that waits, beside its key and value."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _NIL = _encode(None)
@@ -70,12 +74,15 @@ ReadValue = Callable[[bytes], bytes]
 class StateMethods:
     """The methods of one server, and what its connections share: who waits for a lock, and whose a will is."""
 
-    def __init__(self, state: State, clock: Clock, read_value: ReadValue) -> None:
+    def __init__(self, state: State, clock: Clock, read_value: ReadValue, metrics: Metrics) -> None:
         self.clock = clock
         self.read_value = read_value
         self.locks: dict[str, _Lock] = {}
         self.wills: dict[str, _Connection] = {}
         self.numbers = itertools.count(1)
+        self.received: Traffic = metrics.live_received(PROTOCOL)
+        self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
+        self.dropped = metrics.live_dropped_total.labels(PROTOCOL, "slow")
         state.locks.receivers.append(self._grant)
 
     @property
@@ -117,12 +124,18 @@ class StateMethods:
 
     def _get_many(self, call: Call, asked: m.GetValues) -> object:
         editor = self._connection(call).editor
+        _check_count(asked.keys)
         found = map(editor.find, asked.keys)
         return [entry for entry in found if entry is not None]
 
     def _match(self, call: Call, asked: m.MatchValues) -> Stream:
-        entries = self._connection(call).editor.entries(asked.pattern)
-        return _Pages(call).start(_pages(entries), len(entries))
+        connection = self._connection(call)
+
+        def read(pages: _Pages) -> None:
+            entries = connection.editor.entries(asked.pattern)
+            pages.start(_pages(entries), len(entries))
+
+        return _Pages(call, connection, read).enter()
 
     def _list(self, call: Call, asked: m.ListChildren) -> object:
         try:
@@ -131,12 +144,13 @@ class StateMethods:
             return None
 
     def _as_of(self, call: Call, asked: m.ReadPast) -> Stream:
-        editor, pages = self._connection(call).editor, _Pages(call)
+        connection = self._connection(call)
         if (asked.offset is None) == (asked.time_ms is None) or (asked.key is None) == (asked.pattern is None):
             raise CallRefusedError("bad_argument", "name a key or a pattern, and an offset or a time")
         moment = AsOf(asked.offset, asked.time_ms)
 
-        async def read() -> None:
+        async def read(pages: _Pages) -> None:
+            editor = connection.editor
             try:
                 if asked.pattern is not None:
                     entries = await editor.match(asked.pattern, moment)
@@ -148,21 +162,19 @@ class StateMethods:
                 raise CallRefusedError("gone", str(error), (error.offset, error.time_ms)) from error
             pages.start(_pages(entries), len(entries))
 
-        call.run(read())
-        return pages
+        return _Pages(call, connection, lambda pages: call.run(read(pages))).enter()
 
     def _history(self, call: Call, asked: m.ReadHistory) -> Stream:
-        editor, pages = self._connection(call).editor, _Pages(call)
+        connection = self._connection(call)
         if asked.count_max < 1:
             raise CallRefusedError("bad_argument", f"{asked.count_max} revisions: ask for 1 or more")
 
-        async def read() -> None:
-            found, complete_from = await editor.revisions(asked.key, asked.before, asked.count_max)
+        async def read(pages: _Pages) -> None:
+            found, complete_from = await connection.editor.revisions(asked.key, asked.before, asked.count_max)
             told = [m.Revision(one.offset, one.timestamp, one.value, one.version, one.source) for one in found]
             pages.start(map(_encode, _cut(told, lambda one: len(one.value or b"") + len(one.source))), complete_from)
 
-        call.run(read())
-        return pages
+        return _Pages(call, connection, lambda pages: call.run(read(pages))).enter()
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -173,6 +185,7 @@ class StateMethods:
 
     def _set_many(self, call: Call, asked: m.SetValues) -> Stream:
         connection = self._connection(call)
+        _check_count(asked.entries)
         connection.editor.set_all(asked.entries)
         return connection.changed(call, _NIL)
 
@@ -221,10 +234,14 @@ class _Connection(Family):
     """The state as one connection may see and change it, its changes of this frame, and its wills."""
 
     def __init__(self, methods: StateMethods, calls: Calls) -> None:
-        self._methods = methods
+        self.methods = methods
         self._calls = calls
         self._principal: Identity | None = None
         self._waiting: list[tuple[Call, bytes]] = []
+        self._turns: deque[_Pages] = deque()
+        self._will = ""
+        self.waiting_bytes = 0
+        """Weight of the changes that wait for the watches."""
         self.state: State | GuardedState
         self._editor: StateEditor
 
@@ -235,7 +252,7 @@ class _Connection(Family):
         if principal is not self._principal:
             self._principal = principal
             self.state = broker.state_for(principal)
-            history, methods = broker.history_for(principal), self._methods
+            history, methods = broker.history_for(principal), self.methods
             self._editor = editor_for(principal, self.state, history, methods.clock, methods.read_value)
         return self._editor
 
@@ -254,6 +271,7 @@ class _Connection(Family):
         if not waiting:
             return
         self._waiting = []
+        self.methods.received.inc(len(waiting), 0)
 
         def answer(done: Promise) -> None:
             if done.error is not None:
@@ -265,20 +283,55 @@ class _Connection(Family):
 
         self.editor.commit().when_done(answer)
 
+    def enter(self, pages: "_Pages") -> None:
+        """Open a stream of pages when it is its turn: one at a time, for each holds what it has read.
+
+        Raises:
+            BabelbusError: it is its turn, and it cannot be opened.
+        """
+        self._turns.append(pages)
+        if len(self._turns) == 1:
+            try:
+                pages.open()
+            except BabelbusError:
+                self._turns.clear()
+                raise
+
+    def waits(self, pages: "_Pages") -> bool:
+        """Return whether a stream has its turn or waits for it."""
+        return pages in self._turns
+
+    def leave(self, pages: "_Pages") -> None:
+        """End the turn of a stream, or its wait for the turn."""
+        turns = self._turns
+        if pages not in turns:
+            return
+        is_first = turns[0] is pages
+        turns.remove(pages)
+        if is_first and turns:
+            asyncio.get_running_loop().call_soon(self._open_next, turns[0])
+
+    def _open_next(self, pages: "_Pages") -> None:
+        if self._turns and self._turns[0] is pages:
+            pages.open_or_fail()
+
     def set_will(self, call: Call, asked: m.SetWill) -> Stream:
         """Keep a will, until this connection ends or the client sets it on another one."""
         owner = f"{PROTOCOL}/{call.principal.name}/{asked.client}"
+        if self._will not in ("", owner):
+            raise CallRefusedError("bad_argument", "this connection has a will under another name; take it back first")
+        self._will = owner if asked.delete or asked.values else ""
         self.editor.set_testament(owner, asked.delete, asked.values)
         if asked.delete or asked.values:
-            self._methods.wills[owner] = self
+            self.methods.wills[owner] = self
         else:
-            self._methods.wills.pop(owner, None)
+            self.methods.wills.pop(owner, None)
         return self.changed(call, _NIL)
 
     def close(self) -> None:
         """Run the wills."""
         self.commit()
-        wills, state = self._methods.wills, self._calls.broker.state
+        wills, state = self.methods.wills, self._calls.broker.state
         own = [owner for owner, connection in wills.items() if connection is self]
         for owner in own:
             del wills[owner]
@@ -288,20 +341,38 @@ class _Connection(Family):
 
 
 class _Pages(Stream):
-    """A stream of pages, sent as the client takes them."""
+    """A stream of pages, sent as the client takes them; `read` calls `start` when it has them."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, connection: _Connection, read: "Callable[[_Pages], object] | None" = None) -> None:
         self._call = call
-        self._pages: Iterator[bytes] = iter(())
+        self._connection = connection
+        self._read = read
+        self._pages: Iterator[bytes] | None = None
         self._result: object = None
         self._over = False
         self._scheduled = False
 
-    def start(self, pages: Iterable[bytes], result: object) -> "_Pages":
+    def enter(self) -> "_Pages":
+        """Wait for the turn of this stream on its connection."""
+        self._connection.enter(self)
+        return self
+
+    def open(self) -> None:
+        """Read the pages."""
+        if self._read is not None:
+            self._read(self)
+
+    def open_or_fail(self) -> None:
+        """Read the pages, or end the call with the error."""
+        try:
+            self.open()
+        except BabelbusError as error:
+            self._call.fail(error)
+
+    def start(self, pages: Iterable[bytes], result: object = None) -> None:
         """Send pages, then the end."""
         self._pages, self._result = iter(pages), result
         self._later()
-        return self
 
     def resume(self) -> None:
         """Send on."""
@@ -318,21 +389,23 @@ class _Pages(Stream):
             return
         try:
             self._send()
-        except BabelbusError as error:
+        except LocalProtocolError as error:
             self._call.fail(CallRefusedError("too_large", str(error)))
+        except BabelbusError as error:
+            self._call.fail(error)
 
     def _send(self) -> None:
         if self._send_pages():
             self._call.end(self._result)
 
     def _send_pages(self) -> bool:
-        """Send pages; return whether no page is left."""
-        call, size = self._call, 0
-        while not call.full:
+        """Send pages; return whether all of them are sent."""
+        call, pages, size = self._call, self._pages, 0
+        while pages is not None and not call.full:
             if size >= TURN_BYTES:
                 self._later()
                 return False
-            page = next(self._pages, None)
+            page = next(pages, None)
             if page is None:
                 return True
             size += len(page)
@@ -342,7 +415,8 @@ class _Pages(Stream):
     def close(self, *, lost: bool) -> None:
         """Send nothing more."""
         self._over = True
-        self._pages = iter(())
+        self._pages = None
+        self._connection.leave(self)
 
 
 class _Watch(_Pages):
@@ -353,17 +427,18 @@ class _Watch(_Pages):
     """
 
     def __init__(self, call: Call, connection: _Connection, asked: m.WatchValues) -> None:
-        super().__init__(call)
-        self._connection = connection
+        super().__init__(call, connection)
         self._asked = asked
         self._rights = call.principal.rights
         self._changes: list[StateChange] = []
         self._changes_max = CHANGES_MAX
+        self._bytes = 0
         self._present = True
-        self._stop: Callable[[], None]
+        self._again = False
+        self._stop: Callable[[], None] | None = None
         self._quota = call.broker.quotas.take_for(call.principal, "subscriptions")
         try:
-            self._begin()
+            self.enter()
         except BabelbusError:
             self._give_back()
             raise
@@ -373,58 +448,82 @@ class _Watch(_Pages):
         if quota is not None:
             quota.give("subscriptions")
 
-    def _begin(self) -> None:
+    def open(self) -> None:
         """Begin to listen, and send the present entries."""
         entries, self._stop = self._connection.editor.watch(self._asked.pattern, self._hear)
-        self._changes, self._present = [], True
-        self._pages = _present(entries)
-        self._later()
+        pages = _present(entries)
+        self.start(itertools.chain((_encode((m.RESYNC, None)),), pages) if self._again else pages)
 
     def _hear(self, changes: Sequence[StateChange]) -> None:
         if self._asked.unique:
             changes = [change for change in changes if change.news]
+        if not changes:
+            return
         self._changes += changes
-        if len(self._changes) >= self._changes_max:
+        self._weigh(self._bytes + sum(map(_weight_of, changes)))
+        connection = self._connection
+        if len(self._changes) >= self._changes_max or connection.waiting_bytes > WAITING_BYTES_MAX:
             last = {change.key: change for change in self._changes}
+            connection.methods.dropped.inc(len(self._changes) - len(last))
             self._changes = list(last.values())
             self._changes_max = max(CHANGES_MAX, 2 * len(last))
-            if sum(map(_size_of, self._changes)) > WAITING_BYTES_MAX:
+            self._weigh(sum(map(_weight_of, self._changes)))
+            if connection.waiting_bytes > WAITING_BYTES_MAX:
                 self._start_again()
                 return
-        if self._changes:
-            self._later()
+        self._later()
+
+    def _weigh(self, size: int) -> None:
+        """Record the weight of what waits."""
+        self._connection.waiting_bytes += size - self._bytes
+        self._bytes = size
 
     def _start_again(self) -> None:
-        self._stop()
-        self._begin()
-        self._pages = itertools.chain((_encode((m.RESYNC, None)),), self._pages)
+        """Drop what waits, and send the present entries again when the client takes them."""
+        self._stop_listening()
+        self._connection.methods.dropped.inc(len(self._changes))
+        self._changes = []
+        self._weigh(0)
+        self._pages, self._present, self._again = None, True, True
+        self._connection.leave(self)
+        self._later()
+
+    def _stop_listening(self) -> None:
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop()
 
     def _send(self) -> None:
         if self._present:
+            if self._stop is None:
+                if not self._connection.waits(self) and not self._call.full:
+                    self.enter()
+                return
             if not self._send_pages():
                 return
-            self._present = False
+            self._present, self._pages = False, None
+            self._connection.leave(self)
         if self._changes and not self._call.full:
             changes, self._changes, self._changes_max = self._changes, [], CHANGES_MAX
+            self._weigh(0)
             told = [m.Change(one.key, one.value, one.version, one.timestamp, one.source) for one in changes]
             for part in _cut(told, _size_of):
-                self._call.send(_encode((m.CHANGES, part)))
+                item = _encode((m.CHANGES, part))
+                self._connection.methods.delivered.inc(len(part), len(item))
+                self._call.send(item)
 
     def access_changed(self) -> None:
         """Begin again with other rights; rights that only have other rows answer for themselves."""
-        if self._call.principal.rights is self._rights:
-            return
-        self._rights = self._call.principal.rights
-        try:
+        if self._call.principal.rights is not self._rights:
+            self._rights = self._call.principal.rights
             self._start_again()
-        except BabelbusError as error:
-            self._call.fail(error)
 
     def close(self, *, lost: bool) -> None:
         """Stop listening."""
         super().close(lost=lost)
         self._changes = []
-        self._stop()
+        self._weigh(0)
+        self._stop_listening()
         self._give_back()
 
 
@@ -497,8 +596,22 @@ def _cut(items: Sequence[Any], size_of: Callable[[Any], int]) -> Iterator[list[A
         yield part
 
 
+def _check_count(items: Sequence[object]) -> None:
+    """Check that one call does not hold up the others.
+
+    Raises:
+        CallRefusedError: it names too many keys.
+    """
+    if len(items) > m.KEYS_MAX:
+        raise CallRefusedError("bad_argument", f"{len(items):,} keys in one call, {m.KEYS_MAX:,} are possible")
+
+
 def _entry_size(entry: m.Entry) -> int:
     return len(entry[0]) + len(entry[1])
+
+
+def _weight_of(change: StateChange) -> int:
+    return _size_of(change) + CHANGE_BYTES
 
 
 def _size_of(change: StateChange | m.Change) -> int:
