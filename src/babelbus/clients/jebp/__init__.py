@@ -35,12 +35,15 @@ from babelbus.clients.jebp.errors import (
     UntrustedServerError,
     VersionConflictError,
 )
+from babelbus.clients.jebp.live import Event, Subscription
 from babelbus.clients.jebp.messages import Message
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
+from babelbus.clients.jebp.respond import Question, Responder
 from babelbus.clients.jebp.state import Change, Entry, Lock, Past, Revision, Revisions, State
 from babelbus.clients.jebp.state_blocking import BlockingLock, BlockingPast, BlockingState
 from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.jebp.call_messages import Emitted, Reply
 from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
 from babelbus.records.plain import CorruptRecordError, InvalidRecordError
@@ -62,7 +65,9 @@ __all__ = [
     "ConnectionLostError",
     "Consumer",
     "CorruptRecordError",
+    "Emitted",
     "Entry",
+    "Event",
     "ExistsError",
     "Fetched",
     "FetchedBatch",
@@ -89,16 +94,20 @@ __all__ = [
     "Past",
     "Position",
     "Published",
+    "Question",
     "QuotaError",
     "Record",
     "RecordTooLargeError",
+    "Reply",
     "RequestError",
     "RequestFailedError",
     "RequestTimeoutError",
+    "Responder",
     "Revision",
     "Revisions",
     "ServerDiskError",
     "State",
+    "Subscription",
     "TopicExistsError",
     "TopicPositions",
     "UnknownGroupError",

@@ -10,7 +10,7 @@ Everything runs in one event loop; the calls may come from any number of its tas
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from babelbus.clients.jebp.batching import Batcher, Flushed, Position, cut_batches, publish_batches
@@ -25,20 +25,33 @@ from babelbus.clients.jebp.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from babelbus.clients.jebp.live import Subscription
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clients.jebp.reader import Reader
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
+from babelbus.clients.jebp.respond import Responder
+from babelbus.clients.jebp.service import (
+    Answerer,
+    Handler,
+    ResponderService,
+    Service,
+    SubscriberService,
+    run_services,
+)
 from babelbus.clients.jebp.state import State
 from babelbus.clients.jebp.transactions import Transaction
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.call_messages import Consume
+from babelbus.protocols.jebp.call_messages import Ask, Consume, Emit, Emitted, Reply, Respond
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.record import Headers, Record
+
+REPLY_GRACE_SECONDS = 5.0
+"""How much longer than the server a client waits for the answer to a request: the server knows the reason."""
 
 
 class Client(Reader):
@@ -100,6 +113,7 @@ class Client(Reader):
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
         self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        self._services: list[Service] = []
         self.calls = Calls(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         """Calls and streams of jebp/1.2 by the names of their methods."""
         self.state = State(self.calls, reconnect=reconnect)
@@ -192,6 +206,157 @@ class Client(Reader):
         if start_time is not None:
             at, value = "time", start_time
         return Consumer(self.calls, Consume(topic, group, window, create, at, value, dict(settings or {}), exclusive))
+
+    # -- live events and requests ------------------------------------------------------------------------------------
+
+    def subscribe(self, *patterns: str, window: int = 4_096) -> Subscription:
+        """Return a live subscription: `async for event in client.subscribe("plant/+/temp")`.
+
+        It brings the events of every protocol that are published from now on under subjects that match. `+` is one
+        element of a subject, `#` at the end one or more. An event that matches two patterns comes once.
+
+        Args:
+            patterns: one or more.
+            window: how many events may be on the way; beyond it the server keeps some and then drops.
+
+        Raises:
+            LocalProtocolError: no pattern.
+        """
+        if not patterns or window < 1:
+            raise LocalProtocolError("a subscription has a pattern, and a window of at least 1")
+        return Subscription(self.calls, patterns, window)
+
+    async def emit(
+        self,
+        subject: str,
+        payload: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp: int = 0,
+    ) -> Emitted:
+        """Publish an event under a subject; return where it was recorded, when it is as safe as the topic promises.
+
+        The topic is the one whose name the subject begins with (`plant` records `plant/1/temp`). Without such a
+        topic the event goes to live subscriptions alone. `publish` is faster, and stores once through any reconnect.
+
+        Raises:
+            NoRightsError: the client may not publish under the subject.
+            BadArgumentError: the subject or a header is wrong.
+            OutcomeUnknownError: the connection was lost before the answer.
+            ClientError: as `Calls.call`.
+        """
+        return await self.calls.call("emit", Emit(subject, payload, key, headers, timestamp), Emitted, safe=False)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes | None = b"",
+        *,
+        headers: Headers = (),
+        timeout: float = 30.0,  # noqa: ASYNC109
+    ) -> Reply:
+        """Send a request and return the reply of whoever answers the subject, over any protocol.
+
+        Args:
+            subject: what is asked for.
+            payload, headers: of the request.
+            timeout: how long to wait for the reply, in seconds, up to an hour; it includes waiting for a connection.
+
+        Raises:
+            NoRespondersError: nobody answers the subject; told at once.
+            RequestTimeoutError: no reply came in time; the request may have been carried out.
+            RequestFailedError: the responder says that it failed.
+            OutcomeUnknownError: the connection was lost before the reply.
+            NoRightsError: the client may not publish under the subject.
+        """
+        if not 0 < timeout <= 3_600:
+            raise LocalProtocolError(f"a request waits for 0 to 3,600 seconds, not {timeout:g}")
+        ask = Ask(subject, payload, headers, timeout)
+        return await self.calls.call("request", ask, Reply, safe=False, timeout_seconds=timeout + REPLY_GRACE_SECONDS)
+
+    def respond(self, pattern: str, *, group: str = "respond", window: int = 100) -> Responder:
+        """Return a responder: `async for question in client.respond("calc/+")`.
+
+        Args:
+            pattern: which subjects it answers, as in `subscribe`.
+            group: responders of one group share the questions, whatever protocol they speak; of several groups the
+                first reply counts.
+            window: the most questions that it has without an answer; further ones wait on the server.
+        """
+        return Responder(self.calls, Respond(pattern, group, window))
+
+    # -- services ----------------------------------------------------------------------------------------------------
+
+    def subscriber(
+        self,
+        topic: str,
+        group: str,
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        window: int | None = None,
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Return a decorator: the handler gets the messages of a group while `run` runs.
+
+        A handler that returns acks its message, unless it answered the message itself; a handler that raises nacks it
+        with the error as the reason. Messages are extended while they are handled. Messages of one key are handled one
+        after the other.
+
+        Args:
+            topic, group: as in `consume`.
+            concurrency: the most handlers that run at the same time.
+            timeout: the most seconds of one call; then it is cancelled and the message nacked.
+            window: the most messages held; twice the concurrency plus 16 by default.
+            options: further ones of `consume`: `start`, `settings`, `create`.
+        """
+        size = 2 * concurrency + 16 if window is None else window
+        consumer = self.consume(topic, group, window=size, **options)
+
+        def register(handler: Handler) -> Handler:
+            self._services.append(SubscriberService(consumer, handler, concurrency, timeout))
+            return handler
+
+        return register
+
+    def responder(
+        self, pattern: str, *, group: str = "respond", concurrency: int = 16, timeout: float | None = None
+    ) -> Callable[[Answerer], Answerer]:
+        """Return a decorator: the handler answers requests while `run` runs.
+
+        It gets a `Question` and returns the payload of the reply, or a `Reply`; its exceptions are told to the
+        requester.
+
+        Args:
+            pattern, group: as in `respond`.
+            concurrency: the most handlers that run at the same time.
+            timeout: the most seconds of one call; by default as long as the requester waits.
+        """
+        responder = self.respond(pattern, group=group, window=2 * concurrency)
+
+        def register(handler: Answerer) -> Answerer:
+            self._services.append(ResponderService(responder, handler, concurrency, timeout))
+            return handler
+
+        return register
+
+    async def run(self, *, stop_seconds: float = 30.0, signals: bool = True) -> None:
+        """Run the handlers of `subscriber` and `responder` until SIGTERM or SIGINT, or until it is cancelled.
+
+        Connects if the client is not connected yet, and then disconnects at the end. A lost connection is made again,
+        as long as it takes. At the end running handlers get `stop_seconds`; other messages go to other members.
+
+        Raises:
+            ClientError: a handler cannot go on: its topic or group was removed, or the right to it taken away.
+        """
+        if not self._services:
+            raise LocalProtocolError("no handlers: decorate them with 'subscriber' or 'responder' first")
+        if self._keeper.entered:
+            await run_services(self._services, stop_seconds=stop_seconds, signals=signals)
+            return
+        async with self:
+            await run_services(self._services, stop_seconds=stop_seconds, signals=signals)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

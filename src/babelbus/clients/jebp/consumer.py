@@ -16,7 +16,7 @@ from typing import Literal, Self
 import msgspec
 
 from babelbus.clients.jebp.calls import Calls
-from babelbus.clients.jebp.errors import ClientError, ConnectionLostError, RequestTimeoutError
+from babelbus.clients.jebp.errors import ClientError, ConnectionLostError, is_loss
 from babelbus.clients.jebp.messages import SOON, Delivery, Membership, Message
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.call_messages import Consume
@@ -97,7 +97,7 @@ class Consumer:
                 self._membership = membership
                 return membership
             error = membership.error or ConnectionLostError("consume: the server ended the stream at once")
-            if not (patient and _is_loss(error)):
+            if not (patient and is_loss(error)):
                 raise error
 
     def __aiter__(self) -> Self:
@@ -154,7 +154,7 @@ class Consumer:
             self._membership.drop()
         self._membership = None
         self._messages = self._rest = iter(())
-        if not (_is_loss(error) and self._calls.resends):
+        if not (is_loss(error) and self._calls.resends):
             self._left = True
             raise error
         self.rejoined += 1
@@ -198,10 +198,5 @@ class Consumer:
 
     def __del__(self) -> None:
         """End the membership, when a loop over the messages was left without `leave`."""
-        membership = self._membership
-        if membership is not None and not membership.ended_now:
-            membership.leave_soon()
-
-
-def _is_loss(error: ClientError) -> bool:
-    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+        if self._membership is not None:
+            self._membership.close_soon()

@@ -1,6 +1,5 @@
 """A message that a member of a consumer group holds, and how its answers reach the server."""
 
-import asyncio
 from collections.abc import Iterator
 from operator import length_hint
 from typing import TYPE_CHECKING, Final
@@ -152,7 +151,6 @@ class Membership(Stream):
         self._acks: list[int] = []
         self._acked = 0
         self._scheduled = False
-        self._loop = asyncio.get_running_loop()
         super().__init__("consume", link, request)
 
     def item(self, body: Data) -> None:
@@ -235,12 +233,8 @@ class Membership(Stream):
         """Send another window; 0 pauses the member."""
         self.send(Window(window))
 
-    def leave_soon(self) -> None:
-        """End the membership from any thread, without waiting for the server."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._leave)
-
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """End the membership, without waiting for the server."""
         self.drop()
         self.flush_acks()
-        self.close()
+        super().close()
