@@ -200,7 +200,7 @@ def calls(module: str) -> Iterator[tuple[str, str, int]]:
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_the_table_allows(module: str) -> None:
     if module == "babelbus":
-        assert ours(module) == []
+        assert ours(module) == ["babelbus.client"], "for type checkers: it is imported when its names are asked for"
         return
     allowed = ALLOWED[first(module)] | {first(module), ""}  # "" is babelbus itself: the version
     assert [name for name in ours(module) if first(name) not in allowed] == []
