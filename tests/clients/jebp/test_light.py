@@ -29,4 +29,4 @@ def test_an_unknown_name_of_the_package_is_an_error() -> None:
     import babelbus
 
     with pytest.raises(AttributeError, match="no attribute 'Sever'"):
-        babelbus.Sever  # type: ignore[attr-defined]  # noqa: B018
+        babelbus.Sever  # noqa: B018

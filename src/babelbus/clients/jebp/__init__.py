@@ -1,7 +1,13 @@
 """The client of jebp: publish, fetch, follow and transactions over one encrypted connection."""
 
 from babelbus.clients.jebp.batching import Flushed, Position
-from babelbus.clients.jebp.blocking import BlockingClient, BlockingPartWriter
+from babelbus.clients.jebp.blocking import (
+    BlockingClient,
+    BlockingConsumer,
+    BlockingPartWriter,
+    BlockingResponder,
+    BlockingSubscription,
+)
 from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.consumer import Consumer
 from babelbus.clients.jebp.errors import (
@@ -53,10 +59,13 @@ __all__ = [
     "BabelbusError",
     "BadArgumentError",
     "BlockingClient",
+    "BlockingConsumer",
     "BlockingLock",
     "BlockingPartWriter",
     "BlockingPast",
+    "BlockingResponder",
     "BlockingState",
+    "BlockingSubscription",
     "Change",
     "Client",
     "ClientClosedError",

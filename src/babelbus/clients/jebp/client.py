@@ -26,6 +26,7 @@ from babelbus.clients.jebp.errors import (
     UnknownTopicError,
 )
 from babelbus.clients.jebp.live import Subscription
+from babelbus.clients.jebp.messages import Holder, Membership
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clients.jebp.reader import Reader
 from babelbus.clients.jebp.reconnect import Keeper
@@ -114,6 +115,7 @@ class Client(Reader):
         )
         self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         self._services: list[Service] = []
+        self._stop_asked = asyncio.Event()
         self.calls = Calls(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         """Calls and streams of jebp/1.2 by the names of their methods."""
         self.state = State(self.calls, reconnect=reconnect)
@@ -296,6 +298,7 @@ class Client(Reader):
         concurrency: int = 1,
         timeout: float | None = None,
         window: int | None = None,
+        holder_of: Callable[[Membership], Holder] | None = None,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
         """Return a decorator: the handler gets the messages of a group while `run` runs.
@@ -309,10 +312,12 @@ class Client(Reader):
             concurrency: the most handlers that run at the same time.
             timeout: the most seconds of one call; then it is cancelled and the message nacked.
             window: the most messages held; twice the concurrency plus 16 by default.
+            holder_of: of the blocking client, whose handlers run in threads.
             options: further ones of `consume`: `start`, `settings`, `create`.
         """
         size = 2 * concurrency + 16 if window is None else window
         consumer = self.consume(topic, group, window=size, **options)
+        consumer.holder_of = holder_of or consumer.holder_of
 
         def register(handler: Handler) -> Handler:
             self._services.append(SubscriberService(consumer, handler, concurrency, timeout))
@@ -353,10 +358,14 @@ class Client(Reader):
         if not self._services:
             raise LocalProtocolError("no handlers: decorate them with 'subscriber' or 'responder' first")
         if self._keeper.entered:
-            await run_services(self._services, stop_seconds=stop_seconds, signals=signals)
+            await run_services(self._services, self._stop_asked, stop_seconds=stop_seconds, signals=signals)
             return
         async with self:
-            await run_services(self._services, stop_seconds=stop_seconds, signals=signals)
+            await run_services(self._services, self._stop_asked, stop_seconds=stop_seconds, signals=signals)
+
+    def stop(self) -> None:
+        """Stop `run`, as SIGTERM does."""
+        self._stop_asked.set()
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ async with client.consume("orders", group="billing") as messages:
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import length_hint
 from typing import Literal, Self
@@ -17,7 +17,7 @@ import msgspec
 
 from babelbus.clients.jebp.calls import Calls
 from babelbus.clients.jebp.errors import ClientError, ConnectionLostError, is_loss
-from babelbus.clients.jebp.messages import SOON, Delivery, Membership, Message
+from babelbus.clients.jebp.messages import SOON, Delivery, Holder, Membership, Message
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.call_messages import Consume
 
@@ -45,6 +45,8 @@ class Consumer:
         self._messages: Iterator[Message] = iter(())
         self._rest: Iterator[Message] = iter(())
         self._left = False
+        self.holder_of: Callable[[Membership], Holder] = lambda membership: membership
+        """Returns what takes the answers to messages; another one for messages that are answered in other threads."""
 
     @property
     def topic(self) -> str:
@@ -134,7 +136,7 @@ class Consumer:
                 self._lose(membership.error)
                 continue
             if membership.items:
-                delivery = Delivery(membership, membership.items.popleft())
+                delivery = Delivery(self.holder_of(membership), membership.items.popleft())
                 self._rest = membership.begin(delivery)
                 self._messages = islice(self._rest, SOON)
                 await asyncio.sleep(0)
@@ -159,6 +161,17 @@ class Consumer:
             raise error
         self.rejoined += 1
         log.info("group %r of topic %r: %s; joining again", self.group, self.topic, error)
+
+    async def take(self) -> list[Message]:
+        """Wait for messages, and return those that are there, some hundred at the most; none when it has left.
+
+        Raises: as `__anext__`.
+        """
+        try:
+            message = await anext(self)
+        except StopAsyncIteration:
+            return []
+        return [message, *self._messages]
 
     async def next(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109  # as queues have it
         """Return the next message, `None` if no message comes within `timeout` seconds or the consumer has left."""

@@ -154,6 +154,19 @@ class Subscription:
         self.resubscribed += 1
         log.info("subscription to %s: %s; subscribing again", ", ".join(self._request.patterns), error)
 
+    async def take(self) -> list[Event]:
+        """Wait for events, and return all that are there; none when the subscription has ended.
+
+        Raises: as `__anext__`.
+        """
+        try:
+            event = await anext(self)
+        except StopAsyncIteration:
+            return []
+        events = [event, *self._events]
+        self._events.clear()
+        return events
+
     async def close(self) -> None:
         """End the subscription; events that came already are still read."""
         self._closed = True

@@ -5,6 +5,7 @@ async for question in client.respond("calc/double"):
 """
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -28,28 +29,28 @@ class Question:
         timeout_seconds: how long the requester waits, from when the question came.
     """
 
-    __slots__ = ("_number", "_stream", "answered", "headers", "payload", "subject", "timeout_seconds")
+    __slots__ = ("_number", "_send", "answered", "headers", "payload", "subject", "timeout_seconds")
 
-    def __init__(self, stream: Stream, asked: Asked) -> None:
+    def __init__(self, send: Callable[[Answer], None], asked: Asked) -> None:
         self.subject = asked.subject
         self.payload = asked.payload
         self.headers = asked.headers
         self.timeout_seconds = asked.timeout_seconds
         self.answered = False
         self._number = asked.number
-        self._stream = stream
+        self._send = send
 
     def reply(self, payload: bytes | None, *, headers: Headers = ()) -> None:
         """Send the reply; nothing happens if it was answered, or its connection was lost."""
         if not self.answered:
             self.answered = True
-            self._stream.send(Answer(self._number, payload, headers))
+            self._send(Answer(self._number, payload, headers))
 
     def fail(self, reason: str) -> None:
         """End the request without a reply: the requester gets `RequestFailedError` with this reason."""
         if not self.answered:
             self.answered = True
-            self._stream.send(Answer(self._number, failed=reason or "no reason was given"))
+            self._send(Answer(self._number, failed=reason or "no reason was given"))
 
 
 class Responder:
@@ -68,6 +69,8 @@ class Responder:
         self._request = request
         self._stream: Stream | None = None
         self._closed = False
+        self.send_over: Callable[[Stream], Callable[[Answer], None]] = lambda stream: stream.send
+        """Returns what sends answers; another one for questions that are answered in other threads."""
 
     @property
     def pattern(self) -> str:
@@ -120,7 +123,7 @@ class Responder:
             except Exception as error:
                 self._lose(error)
             else:
-                return Question(stream, _decode(body))
+                return Question(self.send_over(stream), _decode(body))
 
     def _lose(self, error: Exception) -> None:
         """Handle a lost connection: the next question joins again.
@@ -136,6 +139,16 @@ class Responder:
             raise error
         self.rejoined += 1
         log.info("responder of %s: %s; answering again", self._request.pattern, error)
+
+    async def take(self) -> Question | None:
+        """Wait for the next question; `None` when the responder has ended.
+
+        Raises: as `__anext__`.
+        """
+        try:
+            return await anext(self)
+        except StopAsyncIteration:
+            return None
 
     async def close(self) -> None:
         """Stop to answer: replies so far are sent, other questions go to other responders."""

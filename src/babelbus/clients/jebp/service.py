@@ -237,14 +237,13 @@ class ResponderService(Service):
         await self._responder.close()
 
 
-async def run_services(services: list[Service], *, stop_seconds: float, signals: bool) -> None:
-    """Run services until SIGTERM or SIGINT, or until one of them cannot go on; then stop all of them in order.
+async def run_services(services: list[Service], asked: asyncio.Event, *, stop_seconds: float, signals: bool) -> None:
+    """Run services until `asked` is set or a signal sets it, or one of them cannot go on; then stop all in order.
 
     Raises:
         ClientError: why one of them could not go on.
     """
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
     caught = [one for one in (signal.SIGTERM, signal.SIGINT) if signals and _catches(loop, one, asked)]
     tasks = [loop.create_task(one.run()) for one in services]
     waiter = loop.create_task(asked.wait())
