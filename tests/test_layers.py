@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocols": CORE | {"wire", "listening"},
     "clients": RECORDS | {"wire", "storage", "protocols"},
     "client": {"errors", "clock", "records", "storage", "protocols", "clients"},
+    "testing": {"errors", "client"},
     "web": CORE | {"wire", "listening"},
     "server": CORE | {"wire", "listening", "protocols", "web"},
     "spark": STORAGE | {"wire", "protocols", "client", "clients"},

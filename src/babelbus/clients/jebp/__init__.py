@@ -48,6 +48,7 @@ from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.clients.jebp.respond import Question, Responder
 from babelbus.clients.jebp.state import Change, Entry, Lock, Past, Revision, Revisions, State
 from babelbus.clients.jebp.state_blocking import BlockingLock, BlockingPast, BlockingState
+from babelbus.clients.jebp.tracing import TracingUnavailableError
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.call_messages import Emitted, Reply
 from babelbus.protocols.jebp.identity import Identity, IdentityError
@@ -119,6 +120,7 @@ __all__ = [
     "Subscription",
     "TopicExistsError",
     "TopicPositions",
+    "TracingUnavailableError",
     "UnknownGroupError",
     "UnknownPartitionError",
     "UnknownTopicError",

@@ -11,6 +11,7 @@ Everything runs in one event loop; the calls may come from any number of its tas
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from babelbus.clients.jebp.batching import Batcher, Flushed, Position, cut_batches, publish_batches
@@ -41,6 +42,7 @@ from babelbus.clients.jebp.service import (
     run_services,
 )
 from babelbus.clients.jebp.state import State
+from babelbus.clients.jebp.tracing import Traced, Tracing
 from babelbus.clients.jebp.transactions import Transaction
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
@@ -70,6 +72,8 @@ class Client(Reader):
         reconnect: whether a lost connection is made again, and requests that cannot do harm are sent again.
         reconnect_seconds_max: longest pause between two attempts; the first is 50 ms, each one doubles.
         bare_certificates: the server has the option `jebp_bare_certificates`.
+        tracing: OpenTelemetry spans for `publish`, `emit`, `request` and handlers, and the trace context in headers.
+            Needs `pip install babelbus[otel]`; raises `TracingUnavailableError` without it.
         clock: where records without a time get theirs from.
 
     A lost connection: publishing (command 13, by sequence numbers: stored once), fetching and following go on when the
@@ -89,8 +93,10 @@ class Client(Reader):
         reconnect: bool = True,
         reconnect_seconds_max: float = 5.0,
         bare_certificates: bool = False,
+        tracing: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        self._tracing = Tracing() if tracing else None
         self._timeout_seconds = request_timeout_seconds
         self._batch_bytes_max = batch_bytes_max
         self.in_flight_bytes_max = in_flight_bytes_max
@@ -248,7 +254,9 @@ class Client(Reader):
             OutcomeUnknownError: the connection was lost before the answer.
             ClientError: as `Calls.call`.
         """
-        return await self.calls.call("emit", Emit(subject, payload, key, headers, timestamp), Emitted, safe=False)
+        with self._sending("emit", subject) as trace:
+            event = Emit(subject, payload, key, (*headers, *trace), timestamp)
+            return await self.calls.call("emit", event, Emitted, safe=False)
 
     async def request(
         self,
@@ -274,8 +282,24 @@ class Client(Reader):
         """
         if not 0 < timeout <= 3_600:
             raise LocalProtocolError(f"a request waits for 0 to 3,600 seconds, not {timeout:g}")
-        ask = Ask(subject, payload, headers, timeout)
-        return await self.calls.call("request", ask, Reply, safe=False, timeout_seconds=timeout + REPLY_GRACE_SECONDS)
+        seconds = timeout + REPLY_GRACE_SECONDS
+        with self._sending("request", subject) as trace:
+            ask = Ask(subject, payload, (*headers, *trace), timeout)
+            return await self.calls.call("request", ask, Reply, safe=False, timeout_seconds=seconds)
+
+    def _sending(self, operation: str, subject: str) -> AbstractContextManager[Headers]:
+        return nullcontext(()) if self._tracing is None else self._tracing.sending(operation, subject)
+
+    def span(self, message: Traced) -> AbstractContextManager[None]:
+        """Return a span for handling a message of `consume`, a `Question` or an event: `with client.span(message):`.
+
+        It is a part of the trace that the publisher began. Without `tracing` nothing happens. Handlers of `subscriber`
+        and `responder` have such a span around them already.
+        """
+        return self._span(message.subject, "process", message)
+
+    def _span(self, destination: str, operation: str, message: Traced) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracing is None else self._tracing.handling(destination, operation, message)
 
     def respond(self, pattern: str, *, group: str = "respond", window: int = 100) -> Responder:
         """Return a responder: `async for question in client.respond("calc/+")`.
@@ -320,7 +344,7 @@ class Client(Reader):
         consumer.holder_of = holder_of or consumer.holder_of
 
         def register(handler: Handler) -> Handler:
-            self._services.append(SubscriberService(consumer, handler, concurrency, timeout))
+            self._services.append(SubscriberService(consumer, handler, concurrency, timeout, self._span))
             return handler
 
         return register
@@ -341,7 +365,7 @@ class Client(Reader):
         responder = self.respond(pattern, group=group, window=2 * concurrency)
 
         def register(handler: Answerer) -> Answerer:
-            self._services.append(ResponderService(responder, handler, concurrency, timeout))
+            self._services.append(ResponderService(responder, handler, concurrency, timeout, self._span))
             return handler
 
         return register
@@ -454,8 +478,12 @@ class Client(Reader):
         """
         if self._producer.full:
             await self._producer.room()
-        record = Record(payload, key, headers, timestamp or self._clock.now_ms())
-        return await self._batcher.publish(topic, partition, record)
+        timestamp = timestamp or self._clock.now_ms()
+        if self._tracing is None:
+            return await self._batcher.publish(topic, partition, Record(payload, key, headers, timestamp))
+        with self._tracing.sending("publish", topic) as trace:
+            record = Record(payload, key, (*headers, *trace), timestamp)
+            return await self._batcher.publish(topic, partition, record)
 
     async def publish_many(
         self,

@@ -32,11 +32,7 @@ Answerer = Callable[[Question], Awaitable["bytes | Reply | None"]]
 REASON_LENGTH_MAX: Final = 500
 PAUSE_SECONDS_MIN: Final = 0.5
 PAUSE_SECONDS_MAX: Final = 30.0
-Trace = Callable[[str, str, Message | Question], "contextlib.AbstractContextManager[object]"]
-
-
-def _no_trace(name: str, kind: str, message: Message | Question) -> "contextlib.AbstractContextManager[object]":
-    return contextlib.nullcontext()
+Trace = Callable[[str, str, Message | Question], contextlib.AbstractContextManager[None]]
 
 
 class Service(ABC):
@@ -106,7 +102,7 @@ class SubscriberService(Service):
     """Handles the messages of a group."""
 
     def __init__(
-        self, consumer: Consumer, handler: Handler, concurrency: int, timeout: float | None, trace: Trace = _no_trace
+        self, consumer: Consumer, handler: Handler, concurrency: int, timeout: float | None, trace: Trace
     ) -> None:
         super().__init__(concurrency, timeout, trace)
         self.name = f"subscriber {consumer.topic!r}, group {consumer.group!r}"
@@ -200,7 +196,7 @@ class ResponderService(Service):
         handler: Answerer,
         concurrency: int,
         timeout: float | None,
-        trace: Trace = _no_trace,
+        trace: Trace,
     ) -> None:
         super().__init__(concurrency, timeout, trace)
         self.name = f"responder {responder.pattern!r}"

@@ -118,10 +118,10 @@ class Subscriber(Stream):
         self._drain()
 
     def access_changed(self) -> None:
-        """Update the rights; end when nothing of a pattern is granted any more."""
+        """Update the rights; end when nothing of any pattern is granted any more."""
         for one in self._subscriptions:
             one.principal = self._call.principal
-        if any(one.narrowing is Narrowing.NONE for one in self._subscriptions):
+        if all(one.narrowing is Narrowing.NONE for one in self._subscriptions):
             self._call.fail(CallRefusedError("refused", "the right to subscribe was taken away"))
 
     def close(self, *, lost: bool) -> None:
