@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocols": CORE | {"wire", "listening"},
     "clients": RECORDS | {"wire", "storage", "protocols"},
     "client": {"errors", "clock", "records", "storage", "protocols", "clients"},
+    "testing": {"errors", "client"},
     "web": CORE | {"wire", "listening"},
     "server": CORE | {"wire", "listening", "protocols", "web"},
     "spark": STORAGE | {"wire", "protocols", "client", "clients"},
@@ -200,7 +201,7 @@ def calls(module: str) -> Iterator[tuple[str, str, int]]:
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_the_table_allows(module: str) -> None:
     if module == "babelbus":
-        assert ours(module) == []
+        assert ours(module) == ["babelbus.client"], "for type checkers: it is imported when its names are asked for"
         return
     allowed = ALLOWED[first(module)] | {first(module), ""}  # "" is babelbus itself: the version
     assert [name for name in ours(module) if first(name) not in allowed] == []

@@ -28,6 +28,8 @@ BURST = 500
 FETCH_MESSAGES = 200_000
 FETCH_BATCH = 5_000
 KEYS = 1_000
+ACKED_BATCH = 1_000
+"""As many as the default window of our client."""
 
 Outcome = TypeVar("Outcome")
 Job = Callable[[str], Coroutine[Any, Any, Reading]]
@@ -202,11 +204,27 @@ def key_value(*, put: bool) -> Job:
     return run
 
 
-async def _consumer(client: "Client") -> str:
+async def consume_acked(url: str) -> Reading:
+    """Read the stream with `fetch` of a pull consumer, and ack each message by itself, without waiting."""
+    client = await connect(url)
+    subscription = await client.jetstream().pull_subscribe_bind(await _consumer(client, acked=True), STREAM)
+    received = 0
+    start = time.perf_counter()
+    while received < FETCH_MESSAGES and time.perf_counter() - start < SECONDS:
+        for message in await subscription.fetch(min(ACKED_BATCH, FETCH_MESSAGES - received), timeout=5):
+            await message.ack()
+            received += 1
+    rate = received / (time.perf_counter() - start)
+    await client.close()
+    return Reading(rate)
+
+
+async def _consumer(client: "Client", *, acked: bool = False) -> str:
     from nats.js.api import AckPolicy, ConsumerConfig
 
     name = f"reader{time.monotonic_ns()}"  # its own for each measurement: it starts at the first message
-    config = ConsumerConfig(durable_name=name, ack_policy=AckPolicy.NONE, mem_storage=True)
+    policy = AckPolicy.EXPLICIT if acked else AckPolicy.NONE
+    config = ConsumerConfig(durable_name=name, ack_policy=policy, mem_storage=True, max_ack_pending=4 * ACKED_BATCH)
     await client.jetstream().add_consumer(STREAM, config)
     return name
 
@@ -262,6 +280,7 @@ FETCH = _peer("nats fetch", fetch, flushed=False, prepare=fill)
 CONSUME = _peer("nats consume", consume, flushed=False, prepare=fill)
 PUT = _peer("nats key-value put", key_value(put=True), flushed=False)
 GET = _peer("nats key-value get", key_value(put=False), flushed=False)
+CONSUME_ACKED = _peer("nats consume with acks", consume_acked, flushed=False, prepare=fill)
 
 PUBLISHING = (PUBLISH_FLUSHED, PUBLISH_WRITTEN, ONE_AT_A_TIME_FLUSHED, MANY_CLIENTS_FLUSHED)
 READING = (FETCH, CONSUME)

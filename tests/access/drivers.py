@@ -238,6 +238,50 @@ class Jebp(Driver):
         return self._do(lambda: self.client._portal.call(take()))
 
 
+class JebpCalls(Jebp):
+    """The calls and streams of jebp/1.2."""
+
+    name = "jebp calls"
+    lacks: ClassVar = {"write_state": NO_STATE, "get": NO_STATE}
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        return self._do(lambda: self.client.emit(subject, payload))
+
+    def request(self, subject: str) -> bool:
+        return self._do(lambda: self.client.request(subject, b"?", timeout=SAFETY_NET_SECONDS))
+
+    def subscribe(self, subject: str, *, below: bool = False) -> bool:
+        self.subscription = self.client.subscribe(f"{subject}/#" if below else subject, END)
+        return self._do(self.subscription.begin)
+
+    def hear(self) -> list[str]:
+        heard = []
+        while (event := next(self.subscription)).subject != END:
+            heard.append(event.subject)
+        return heard
+
+    def respond(self, subject: str) -> bool:
+        responder = self.client.respond(subject)
+
+        def answer() -> None:
+            with contextlib.suppress(JebpError):
+                next(responder).reply(VALUE)
+
+        if not self._do(responder.begin):
+            return False
+        self.do_beside(answer, responder.close)
+        return True
+
+    def consume(self, subject: str) -> bool:
+        consumer = self.client.consume(subject, f"g{self.house.next_number()}", start="beginning")
+
+        def take() -> None:
+            next(consumer).ack()
+            consumer.leave()
+
+        return self._do(take)
+
+
 class Sbus(Driver):
     service = name = "sbus"
     lacks: ClassVar = {
@@ -1012,7 +1056,7 @@ def close_connections() -> None:
 
 
 DRIVERS: tuple[type[Driver], ...] = (
-    *(Jebp, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
+    *(Jebp, JebpCalls, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
     *(ZbusSocket, ZbusHttp, ZbusMonitorSocket, ZbusMonitor),
     *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin),
 )

@@ -222,6 +222,7 @@ class Responders:
 
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, metrics: Metrics, quotas: Quotas) -> None:
         self.requests: Requests[Reply] = Requests(clock, loop, metrics)
+        self._clock = clock
         self._quotas = quotas
         self.whole_patterns = False
         """Whether a responder needs the right to all of its pattern, instead of getting a part."""
@@ -246,6 +247,25 @@ class Responders:
     def remove(self, responder: Subscription) -> None:
         """End what `add` began."""
         self._router.remove(responder)
+
+    def deadline(self, seconds: float) -> float:
+        """Return the deadline of a request that waits so long from now on."""
+        return self._clock.monotonic() + seconds
+
+    def seconds_left(self, question: Question) -> float:
+        """Return how long the requester waits for the reply from now on."""
+        return max(question.deadline - self._clock.monotonic(), 0.0)
+
+    def pass_on(self, question: Question, group: str) -> None:
+        """Send a question whose responder has left to another one of the group; without any, the requester is told."""
+        if not self.requests.waits(question.key):
+            return
+        owners = [cast("_Responder", one.owner) for one in self._router.find(question.subject)]
+        others = [one.answerer for one in owners if one.group == group]
+        if others:
+            others[next(self._numbers) % len(others)](question)
+        else:
+            self.requests.refuse(question.key, NoRespondersError(f"the responders of {question.subject!r} have gone"))
 
     def answers(self, subject: str) -> bool:
         """Return whether somebody answers requests to a subject."""

@@ -1,7 +1,13 @@
 """The client of jebp: publish, fetch, follow and transactions over one encrypted connection."""
 
 from babelbus.clients.jebp.batching import Flushed, Position
-from babelbus.clients.jebp.blocking import BlockingClient, BlockingPartWriter
+from babelbus.clients.jebp.blocking import (
+    BlockingClient,
+    BlockingConsumer,
+    BlockingPartWriter,
+    BlockingResponder,
+    BlockingSubscription,
+)
 from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.consumer import Consumer
 from babelbus.clients.jebp.errors import (
@@ -35,12 +41,16 @@ from babelbus.clients.jebp.errors import (
     UntrustedServerError,
     VersionConflictError,
 )
+from babelbus.clients.jebp.live import Event, Subscription
 from babelbus.clients.jebp.messages import Message
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
+from babelbus.clients.jebp.respond import Question, Responder
 from babelbus.clients.jebp.state import Change, Entry, Lock, Past, Revision, Revisions, State
 from babelbus.clients.jebp.state_blocking import BlockingLock, BlockingPast, BlockingState
+from babelbus.clients.jebp.tracing import TracingUnavailableError
 from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.jebp.call_messages import Emitted, Reply
 from babelbus.protocols.jebp.identity import Identity, IdentityError
 from babelbus.protocols.jebp.messages import PartitionPositions, TopicPositions
 from babelbus.records.plain import CorruptRecordError, InvalidRecordError
@@ -50,10 +60,13 @@ __all__ = [
     "BabelbusError",
     "BadArgumentError",
     "BlockingClient",
+    "BlockingConsumer",
     "BlockingLock",
     "BlockingPartWriter",
     "BlockingPast",
+    "BlockingResponder",
     "BlockingState",
+    "BlockingSubscription",
     "Change",
     "Client",
     "ClientClosedError",
@@ -62,7 +75,9 @@ __all__ = [
     "ConnectionLostError",
     "Consumer",
     "CorruptRecordError",
+    "Emitted",
     "Entry",
+    "Event",
     "ExistsError",
     "Fetched",
     "FetchedBatch",
@@ -89,18 +104,23 @@ __all__ = [
     "Past",
     "Position",
     "Published",
+    "Question",
     "QuotaError",
     "Record",
     "RecordTooLargeError",
+    "Reply",
     "RequestError",
     "RequestFailedError",
     "RequestTimeoutError",
+    "Responder",
     "Revision",
     "Revisions",
     "ServerDiskError",
     "State",
+    "Subscription",
     "TopicExistsError",
     "TopicPositions",
+    "TracingUnavailableError",
     "UnknownGroupError",
     "UnknownPartitionError",
     "UnknownTopicError",

@@ -86,6 +86,7 @@ class Stream:
         self.error: ClientError | None = None
         self.items: deque[Data] = deque()
         self._link = link
+        self._loop = asyncio.get_running_loop()
         self._waiters: list[asyncio.Future[None]] = []
         self._number = link.open_call(encode_opening(method, parameters), self)
 
@@ -128,7 +129,7 @@ class Stream:
 
     async def changed(self) -> None:
         """Wait until something comes."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
         await waiter
 
@@ -169,6 +170,11 @@ class Stream:
             self._link.cancel_call(self._number)
             self.result = b""
             self.wake()
+
+    def close_soon(self) -> None:
+        """End the stream from any thread, without waiting."""
+        if not self.ended_now and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.close)
 
     async def finish(self) -> None:
         """End the stream; return when the server has handled all that was sent before, or the connection is lost."""

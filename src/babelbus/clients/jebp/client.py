@@ -10,7 +10,8 @@ Everything runs in one event loop; the calls may come from any number of its tas
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from babelbus.clients.jebp.batching import Batcher, Flushed, Position, cut_batches, publish_batches
@@ -25,20 +26,35 @@ from babelbus.clients.jebp.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from babelbus.clients.jebp.live import Subscription
+from babelbus.clients.jebp.messages import Holder, Membership
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clients.jebp.reader import Reader
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
+from babelbus.clients.jebp.respond import Responder
+from babelbus.clients.jebp.service import (
+    Answerer,
+    Handler,
+    ResponderService,
+    Service,
+    SubscriberService,
+    run_services,
+)
 from babelbus.clients.jebp.state import State
+from babelbus.clients.jebp.tracing import Traced, Tracing
 from babelbus.clients.jebp.transactions import Transaction
 from babelbus.clock import Clock, SystemClock
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols.jebp.call_messages import Consume
+from babelbus.protocols.jebp.call_messages import Ask, Consume, Emit, Emitted, Reply, Respond
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import ANY_PARTITION, CreateTopic, RemoveTopic, Response
 from babelbus.protocols.jebp.status import is_success
 from babelbus.records.record import Headers, Record
+
+REPLY_GRACE_SECONDS = 5.0
+"""How much longer than the server a client waits for the answer to a request: the server knows the reason."""
 
 
 class Client(Reader):
@@ -56,6 +72,8 @@ class Client(Reader):
         reconnect: whether a lost connection is made again, and requests that cannot do harm are sent again.
         reconnect_seconds_max: longest pause between two attempts; the first is 50 ms, each one doubles.
         bare_certificates: the server has the option `jebp_bare_certificates`.
+        tracing: OpenTelemetry spans for `publish`, `emit`, `request` and handlers, and the trace context in headers.
+            Needs `pip install babelbus[otel]`; raises `TracingUnavailableError` without it.
         clock: where records without a time get theirs from.
 
     A lost connection: publishing (command 13, by sequence numbers: stored once), fetching and following go on when the
@@ -75,8 +93,10 @@ class Client(Reader):
         reconnect: bool = True,
         reconnect_seconds_max: float = 5.0,
         bare_certificates: bool = False,
+        tracing: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        self._tracing = Tracing() if tracing else None
         self._timeout_seconds = request_timeout_seconds
         self._batch_bytes_max = batch_bytes_max
         self.in_flight_bytes_max = in_flight_bytes_max
@@ -100,6 +120,8 @@ class Client(Reader):
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max
         )
         self._requests = Requests(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
+        self._services: list[Service] = []
+        self._stop_asked = asyncio.Event()
         self.calls = Calls(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         """Calls and streams of jebp/1.2 by the names of their methods."""
         self.state = State(self.calls, reconnect=reconnect)
@@ -193,6 +215,182 @@ class Client(Reader):
             at, value = "time", start_time
         return Consumer(self.calls, Consume(topic, group, window, create, at, value, dict(settings or {}), exclusive))
 
+    # -- live events and requests ------------------------------------------------------------------------------------
+
+    def subscribe(self, *patterns: str, window: int = 4_096) -> Subscription:
+        """Return a live subscription: `async for event in client.subscribe("plant/+/temp")`.
+
+        It brings the events of every protocol that are published from now on under subjects that match. `+` is one
+        element of a subject, `#` at the end one or more. An event that matches two patterns comes once.
+
+        Args:
+            patterns: one or more.
+            window: how many events may be on the way; beyond it the server keeps some and then drops.
+
+        Raises:
+            LocalProtocolError: no pattern.
+        """
+        if not patterns or window < 1:
+            raise LocalProtocolError("a subscription has a pattern, and a window of at least 1")
+        return Subscription(self.calls, patterns, window)
+
+    async def emit(
+        self,
+        subject: str,
+        payload: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp: int = 0,
+    ) -> Emitted:
+        """Publish an event under a subject; return where it was recorded, when it is as safe as the topic promises.
+
+        The topic is the one whose name the subject begins with (`plant` records `plant/1/temp`). Without such a
+        topic the event goes to live subscriptions alone. `publish` is faster, and stores once through any reconnect.
+
+        Raises:
+            NoRightsError: the client may not publish under the subject.
+            BadArgumentError: the subject or a header is wrong.
+            OutcomeUnknownError: the connection was lost before the answer.
+            ClientError: as `Calls.call`.
+        """
+        with self._sending("emit", subject) as trace:
+            event = Emit(subject, payload, key, (*headers, *trace), timestamp)
+            return await self.calls.call("emit", event, Emitted, safe=False)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes | None = b"",
+        *,
+        headers: Headers = (),
+        timeout: float = 30.0,  # noqa: ASYNC109
+    ) -> Reply:
+        """Send a request and return the reply of whoever answers the subject, over any protocol.
+
+        Args:
+            subject: what is asked for.
+            payload, headers: of the request.
+            timeout: how long to wait for the reply, in seconds, up to an hour; it includes waiting for a connection.
+
+        Raises:
+            NoRespondersError: nobody answers the subject; told at once.
+            RequestTimeoutError: no reply came in time; the request may have been carried out.
+            RequestFailedError: the responder says that it failed.
+            OutcomeUnknownError: the connection was lost before the reply.
+            NoRightsError: the client may not publish under the subject.
+        """
+        if not 0 < timeout <= 3_600:
+            raise LocalProtocolError(f"a request waits for 0 to 3,600 seconds, not {timeout:g}")
+        seconds = timeout + REPLY_GRACE_SECONDS
+        with self._sending("request", subject) as trace:
+            ask = Ask(subject, payload, (*headers, *trace), timeout)
+            return await self.calls.call("request", ask, Reply, safe=False, timeout_seconds=seconds)
+
+    def _sending(self, operation: str, subject: str) -> AbstractContextManager[Headers]:
+        return nullcontext(()) if self._tracing is None else self._tracing.sending(operation, subject)
+
+    def span(self, message: Traced) -> AbstractContextManager[None]:
+        """Return a span for handling a message of `consume`, a `Question` or an event: `with client.span(message):`.
+
+        It is a part of the trace that the publisher began. Without `tracing` nothing happens. Handlers of `subscriber`
+        and `responder` have such a span around them already.
+        """
+        return self._span(message.subject, "process", message)
+
+    def _span(self, destination: str, operation: str, message: Traced) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracing is None else self._tracing.handling(destination, operation, message)
+
+    def respond(self, pattern: str, *, group: str = "respond", window: int = 100) -> Responder:
+        """Return a responder: `async for question in client.respond("calc/+")`.
+
+        Args:
+            pattern: which subjects it answers, as in `subscribe`.
+            group: responders of one group share the questions, whatever protocol they speak; of several groups the
+                first reply counts.
+            window: the most questions that it has without an answer; further ones wait on the server.
+        """
+        return Responder(self.calls, Respond(pattern, group, window))
+
+    # -- services ----------------------------------------------------------------------------------------------------
+
+    def subscriber(
+        self,
+        topic: str,
+        group: str,
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        window: int | None = None,
+        holder_of: Callable[[Membership], Holder] | None = None,
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Return a decorator: the handler gets the messages of a group while `run` runs.
+
+        A handler that returns acks its message, unless it answered the message itself; a handler that raises nacks it
+        with the error as the reason. Messages are extended while they are handled. Messages of one key are handled one
+        after the other.
+
+        Args:
+            topic, group: as in `consume`.
+            concurrency: the most handlers that run at the same time.
+            timeout: the most seconds of one call; then it is cancelled and the message nacked.
+            window: the most messages held; twice the concurrency plus 16 by default.
+            holder_of: of the blocking client, whose handlers run in threads.
+            options: further ones of `consume`: `start`, `settings`, `create`.
+        """
+        size = 2 * concurrency + 16 if window is None else window
+        consumer = self.consume(topic, group, window=size, **options)
+        consumer.holder_of = holder_of or consumer.holder_of
+
+        def register(handler: Handler) -> Handler:
+            self._services.append(SubscriberService(consumer, handler, concurrency, timeout, self._span))
+            return handler
+
+        return register
+
+    def responder(
+        self, pattern: str, *, group: str = "respond", concurrency: int = 16, timeout: float | None = None
+    ) -> Callable[[Answerer], Answerer]:
+        """Return a decorator: the handler answers requests while `run` runs.
+
+        It gets a `Question` and returns the payload of the reply, or a `Reply`; its exceptions are told to the
+        requester.
+
+        Args:
+            pattern, group: as in `respond`.
+            concurrency: the most handlers that run at the same time.
+            timeout: the most seconds of one call; by default as long as the requester waits.
+        """
+        responder = self.respond(pattern, group=group, window=2 * concurrency)
+
+        def register(handler: Answerer) -> Answerer:
+            self._services.append(ResponderService(responder, handler, concurrency, timeout, self._span))
+            return handler
+
+        return register
+
+    async def run(self, *, stop_seconds: float = 30.0, signals: bool = True) -> None:
+        """Run the handlers of `subscriber` and `responder` until SIGTERM or SIGINT, or until it is cancelled.
+
+        Connects if the client is not connected yet, and then disconnects at the end. A lost connection is made again,
+        as long as it takes. At the end running handlers get `stop_seconds`; other messages go to other members.
+
+        Raises:
+            ClientError: a handler cannot go on: its topic or group was removed, or the right to it taken away.
+        """
+        if not self._services:
+            raise LocalProtocolError("no handlers: decorate them with 'subscriber' or 'responder' first")
+        if self._keeper.entered:
+            await run_services(self._services, self._stop_asked, stop_seconds=stop_seconds, signals=signals)
+            return
+        async with self:
+            await run_services(self._services, self._stop_asked, stop_seconds=stop_seconds, signals=signals)
+
+    def stop(self) -> None:
+        """Stop `run`, as SIGTERM does."""
+        self._stop_asked.set()
+
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: str) -> None:
@@ -280,8 +478,12 @@ class Client(Reader):
         """
         if self._producer.full:
             await self._producer.room()
-        record = Record(payload, key, headers, timestamp or self._clock.now_ms())
-        return await self._batcher.publish(topic, partition, record)
+        timestamp = timestamp or self._clock.now_ms()
+        if self._tracing is None:
+            return await self._batcher.publish(topic, partition, Record(payload, key, headers, timestamp))
+        with self._tracing.sending("publish", topic) as trace:
+            record = Record(payload, key, (*headers, *trace), timestamp)
+            return await self._batcher.publish(topic, partition, record)
 
     async def publish_many(
         self,

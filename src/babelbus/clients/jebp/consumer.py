@@ -8,7 +8,7 @@ async with client.consume("orders", group="billing") as messages:
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import length_hint
 from typing import Literal, Self
@@ -16,8 +16,8 @@ from typing import Literal, Self
 import msgspec
 
 from babelbus.clients.jebp.calls import Calls
-from babelbus.clients.jebp.errors import ClientError, ConnectionLostError, RequestTimeoutError
-from babelbus.clients.jebp.messages import SOON, Delivery, Membership, Message
+from babelbus.clients.jebp.errors import ClientError, ConnectionLostError, is_loss
+from babelbus.clients.jebp.messages import SOON, Delivery, Holder, Membership, Message
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.call_messages import Consume
 
@@ -45,6 +45,8 @@ class Consumer:
         self._messages: Iterator[Message] = iter(())
         self._rest: Iterator[Message] = iter(())
         self._left = False
+        self.holder_of: Callable[[Membership], Holder] = lambda membership: membership
+        """Returns what takes the answers to messages; another one for messages that are answered in other threads."""
 
     @property
     def topic(self) -> str:
@@ -97,7 +99,7 @@ class Consumer:
                 self._membership = membership
                 return membership
             error = membership.error or ConnectionLostError("consume: the server ended the stream at once")
-            if not (patient and _is_loss(error)):
+            if not (patient and is_loss(error)):
                 raise error
 
     def __aiter__(self) -> Self:
@@ -134,7 +136,7 @@ class Consumer:
                 self._lose(membership.error)
                 continue
             if membership.items:
-                delivery = Delivery(membership, membership.items.popleft())
+                delivery = Delivery(self.holder_of(membership), membership.items.popleft())
                 self._rest = membership.begin(delivery)
                 self._messages = islice(self._rest, SOON)
                 await asyncio.sleep(0)
@@ -154,11 +156,22 @@ class Consumer:
             self._membership.drop()
         self._membership = None
         self._messages = self._rest = iter(())
-        if not (_is_loss(error) and self._calls.resends):
+        if not (is_loss(error) and self._calls.resends):
             self._left = True
             raise error
         self.rejoined += 1
         log.info("group %r of topic %r: %s; joining again", self.group, self.topic, error)
+
+    async def take(self) -> list[Message]:
+        """Wait for messages, and return those that are there, some hundred at the most; none when it has left.
+
+        Raises: as `__anext__`.
+        """
+        try:
+            message = await anext(self)
+        except StopAsyncIteration:
+            return []
+        return [message, *self._messages]
 
     async def next(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109  # as queues have it
         """Return the next message, `None` if no message comes within `timeout` seconds or the consumer has left."""
@@ -198,10 +211,5 @@ class Consumer:
 
     def __del__(self) -> None:
         """End the membership, when a loop over the messages was left without `leave`."""
-        membership = self._membership
-        if membership is not None and not membership.ended_now:
-            membership.leave_soon()
-
-
-def _is_loss(error: ClientError) -> bool:
-    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+        if self._membership is not None:
+            self._membership.close_soon()

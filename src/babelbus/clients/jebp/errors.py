@@ -48,6 +48,11 @@ class UntrustedServerError(ClientError):
         self.fingerprint, self.expected = fingerprint, expected
 
 
+def is_loss(error: BaseException) -> bool:
+    """Return whether an error is the loss of the connection, after which a stream may be opened again."""
+    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+
+
 class UnsupportedByServerError(ClientError):
     """The server does not understand a command: it is no Babelbus, or one from before our extensions of jebp."""
 

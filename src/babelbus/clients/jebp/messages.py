@@ -1,9 +1,8 @@
 """A message that a member of a consumer group holds, and how its answers reach the server."""
 
-import asyncio
 from collections.abc import Iterator
 from operator import length_hint
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -108,12 +107,32 @@ class Message(Record, frozen=True, gc=False, eq=False):
             self.delivery.membership.extend([self.delivery.id, self.number, 1])
 
 
+class Holder(Protocol):
+    """The way of a message's answers: a membership, or what stands for it in other threads."""
+
+    topic: str
+    group: str
+
+    @property
+    def ended_now(self) -> bool:
+        """Whether no answer counts any more."""
+
+    def ack(self, delivery: "Delivery", number: int) -> None:
+        """Send an ack."""
+
+    def nack(self, delivery: "Delivery", number: int, reason: str, delay: float | None, *, final: bool) -> None:
+        """Send a nack."""
+
+    def extend(self, ranges: list[int]) -> None:
+        """Send extensions."""
+
+
 class Delivery:
     """Records that came in one item; `data` is decoded when they are read."""
 
     __slots__ = ("__weakref__", "answered", "attempt", "data", "id", "membership", "messages", "partition", "unread")
 
-    def __init__(self, membership: "Membership", body: Data) -> None:
+    def __init__(self, membership: Holder, body: Data) -> None:
         numbers: tuple[int, int, int] = DELIVERY.unpack_from(body)
         self.id, self.partition, self.attempt = numbers
         self.membership = membership
@@ -152,7 +171,6 @@ class Membership(Stream):
         self._acks: list[int] = []
         self._acked = 0
         self._scheduled = False
-        self._loop = asyncio.get_running_loop()
         super().__init__("consume", link, request)
 
     def item(self, body: Data) -> None:
@@ -235,12 +253,8 @@ class Membership(Stream):
         """Send another window; 0 pauses the member."""
         self.send(Window(window))
 
-    def leave_soon(self) -> None:
-        """End the membership from any thread, without waiting for the server."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._leave)
-
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """End the membership, without waiting for the server."""
         self.drop()
         self.flush_acks()
-        self.close()
+        super().close()

@@ -60,6 +60,11 @@ class Keeper:
         self._reconnecting: asyncio.Task[None] | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
 
+    @property
+    def entered(self) -> bool:
+        """Whether the first connection was begun."""
+        return self._entered
+
     async def open(self) -> None:
         """Connect for the first time; see `Client.__aenter__` for the errors."""
         if self._entered:

@@ -72,3 +72,105 @@ class Window(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 ConsumeMessage = Ack | Nack | Extend | Window
+
+
+# -- live events -----------------------------------------------------------------------------------------------------
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True):
+    """`subscribe`: live events whose subjects match one of these patterns, from now on.
+
+    `+` (or `?`) stands for one element of a subject, `#` at the end for one or more. The client sends how many
+    events it has handled, as a number; the server sends at most `window` beyond that.
+    """
+
+    patterns: list[str]
+    window: int = 4_096
+
+
+class Watching(msgspec.Struct, frozen=True, array_like=True):
+    """The first item of `subscribe`: for each pattern, whether the client is granted a part of it only."""
+
+    narrowed: list[bool]
+
+
+class LiveEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An event; the subject is the bytes of UTF-8, or any bytes that came over sbus."""
+
+    raw_subject: bytes
+    payload: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    timestamp: int = 0
+
+
+class Events(msgspec.Struct, frozen=True, array_like=True):
+    """Further items of `subscribe`; `dropped` events are missing in front of these: the client was too slow."""
+
+    dropped: int
+    events: list[LiveEvent]
+
+
+class Emit(msgspec.Struct, frozen=True, array_like=True):
+    """`emit`: publish an event under a subject, to the topic that records the subject, if there is one."""
+
+    subject: str
+    payload: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    timestamp: int = 0
+
+
+class Emitted(msgspec.Struct, frozen=True, array_like=True):
+    """The result of `emit`: where the event was recorded, nil if no topic records it; and to how many it went live."""
+
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    receivers: int
+
+
+# -- requests and replies --------------------------------------------------------------------------------------------
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """`request`: ask who answers this subject."""
+
+    subject: str
+    payload: bytes | None
+    headers: Headers = ()
+    timeout_seconds: float = 30.0
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The result of `request`: payload and headers of the reply."""
+
+    payload: bytes | None
+    headers: Headers = ()
+
+
+class Respond(msgspec.Struct, frozen=True, array_like=True):
+    """`respond`: answer the requests to subjects of a pattern; responders of one group share them."""
+
+    pattern: str
+    group: str = "respond"
+    window: int = 100
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An item of `respond`, behind a first one that is nil: after `timeout_seconds` nobody waits for the reply."""
+
+    number: int
+    subject: str
+    payload: bytes | None
+    headers: Headers
+    timeout_seconds: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message of a responder: the reply to a question, or with `failed` why it has no reply."""
+
+    number: int
+    payload: bytes | None = None
+    headers: Headers = ()
+    failed: str = ""

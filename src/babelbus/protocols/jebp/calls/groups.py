@@ -207,7 +207,8 @@ class Consumer(Stream):
         numbers = iter(message.ranges)
         for number, first, count in zip(numbers, numbers, numbers, strict=True):
             if not self._explicit:
-                member.add_credit(max(count, 0))
+                if not isinstance(message, Extend):
+                    member.add_credit(max(count, 0))
                 continue
             sent = self._sent.get(number)
             if sent is not None and first >= 0 and count > 0:
