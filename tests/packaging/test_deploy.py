@@ -2,6 +2,7 @@
 
 import configparser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -96,12 +97,25 @@ def test_the_image_runs_as_nobody_special_with_settings_that_exist_and_all_ports
     assert {rest.split()[-1] for name, rest in lines if name == "STOPSIGNAL"} == {"SIGTERM"}
 
 
-def test_the_settings_of_the_image_start_a_server(tmp_path: Path) -> None:
-    text = CONTAINERFILE.read_text(encoding="utf-8")
-    environment = dict(re.findall(r"(BABELBUS_\w+)=(\S+)", text)) | {"BABELBUS_DATA_FOLDER": str(tmp_path)}
-    settings = load(None, environment, {})
-    assert settings.access.mode == "enforce"
-    assert {settings.jebp.host, settings.admin.host, settings.zbus.host} == {"0.0.0.0"}
+def test_a_server_with_the_settings_of_the_image_starts_and_its_health_check_finds_it(tmp_path: Path) -> None:
+    text = CONTAINERFILE.read_text(encoding="utf-8").replace("\\\n", " ")
+    settings = dict(re.findall(r"(BABELBUS_\w+)=(\S+)", text)) | {"BABELBUS_DATA_FOLDER": str(tmp_path / "data")}
+    command = [sys.executable, "-c", "from babelbus.cli import main; main()", "serve", "--server-any-port", "--json"]
+    process = subprocess.Popen(
+        command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            addresses = json.loads(process.stdout.readline())["addresses"]
+            assert {address.partition(":")[0] for address in addresses.values() if ":" in address} == {"0.0.0.0"}
+            check: list[str] = json.loads(re.findall(r"HEALTHCHECK.*?CMD (\[.*\])", text)[0])
+            port = addresses["admin"].rpartition(":")[2]
+            done = subprocess.run([sys.executable, *[part.replace("8600", port) for part in check[1:]]], check=False)
+            assert done.returncode == 0
+            assert load(None, settings, {}).access.mode == "enforce"
+        finally:
+            process.terminate()
 
 
 def test_the_compose_file_names_files_settings_and_ports_that_exist() -> None:
@@ -183,7 +197,8 @@ def test_nginx_takes_its_file(tmp_path: Path) -> None:
     text = re.sub(r"(ssl_certificate\s+)\S+;", rf"\1{certificate};", text)
     text = re.sub(r"(ssl_certificate_key\s+)\S+;", rf"\1{key};", text)
     copy = tmp_path / "nginx.conf"
-    copy.write_text(f"pid {tmp_path}/nginx.pid;\n{text}")
+    modules = "include /etc/nginx/modules-enabled/*.conf;"  # Debian has `stream` as a module of its own
+    copy.write_text(f"{modules}\npid {tmp_path}/nginx.pid;\n{text}")
     done = subprocess.run([nginx, "-t", "-p", tmp_path, "-c", copy], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
