@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check stubs clean
+.PHONY: help demo demo-data test interop torture serve bench check man stubs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make serve    start a server with its data in ./data'
 	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
 	@echo 'make check    ruff, format, mypy'
+	@echo 'make man      write the manual pages of the command line into build/man'
 	@echo 'make stubs    make the classes of gRPC messages anew from the .proto files'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
 
@@ -63,6 +64,10 @@ check: $(VENV)/.ready-dev $(VENV)/.ready-bench
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# Into build/man/man1: man -M build/man babelbus-publish
+man: $(VENV)/.ready-run
+	@$(BIN)/babelbus man build/man/man1
 
 # The classes of gRPC's messages are kept beside the files that they are made from: only who changes one needs this.
 stubs: $(VENV)/.ready-dev

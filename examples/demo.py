@@ -11,6 +11,7 @@ and nothing else. Exit code 0 says that all of it was right.
 """
 
 import argparse
+import contextlib
 import json
 import signal
 import subprocess
@@ -23,7 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -44,10 +47,11 @@ KILL_AT = FLIGHT_COUNT // 2
 TIMES = 200
 LIVE_COUNT = 20_000
 START_SECONDS = 30.0
+AGAIN_SECONDS = 10
 
 BABELBUS = str(Path(sys.executable).parent / "babelbus")
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 class Server:
@@ -123,13 +127,61 @@ def step(text: str) -> Iterator[list[str]]:
     """Say what is done while it is done, and what came out (what the block appends) when it is."""
     results: list[str] = []
     begun = time.perf_counter()
-    with console.status(text):
+    with console.status(f"{text} …") if console.is_terminal else told_again(text):
         yield results
-    console.print(f"[green]✓[/green] {text}: {', '.join(results)} [dim]({time.perf_counter() - begun:.1f} s)[/dim]")
+    console.print(f"[green]✓[/green] {text} [dim]({time.perf_counter() - begun:.1f} s)[/dim]")
+    for result in results:
+        console.print(Padding(result, (0, 0, 0, 4), expand=False))
 
 
-def publish(server: Server, client: BlockingClient, records: list[Record]) -> float:
-    """Publish everything, with a kill in the middle; give the seconds it took, those of the restart included."""
+@contextmanager
+def told_again(text: str) -> Iterator[None]:
+    """Say what is done, and every ten seconds that it is still done: where lines go to a file, nothing can turn."""
+    done = threading.Event()
+
+    def tell() -> None:
+        seconds = 0
+        while not done.wait(AGAIN_SECONDS):
+            seconds += AGAIN_SECONDS
+            console.print(f"[dim]    {seconds} s so far[/dim]")
+
+    console.print(f"… {text}")
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+class Summary:
+    """What a colleague is told: one line for each thing that was shown."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._rows: list[tuple[str, str]] = []
+
+    def add(self, what: str, figure: str) -> None:
+        """Add a line."""
+        self._rows.append((what, figure))
+
+    def show(self) -> None:
+        """Print the lines, and how long all of it took."""
+        table = Table(title="\nWhat you have seen", title_justify="left", box=SIMPLE_HEAD, show_header=False)
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold", style="bold")
+        for row in self._rows:
+            table.add_row(*row)
+        table.add_row("All of it took", f"{time.perf_counter() - self._begun:.0f} s")
+        console.print(table)
+
+
+def publish(server: Server, client: BlockingClient, records: list[Record]) -> tuple[float, int, float]:
+    """Publish everything, with a kill in the middle.
+
+    Returns the seconds of all of it, how many records were acknowledged before the kill, and how long the restart took.
+    """
     publisher = Publisher(client, records)
     begun = time.perf_counter()
     publisher.start()
@@ -137,16 +189,15 @@ def publish(server: Server, client: BlockingClient, records: list[Record]) -> fl
     server.kill()
     acknowledged = publisher.acknowledged
     seconds = server.start()
-    console.print(
-        f"  [yellow]SIGKILL[/yellow] after {acknowledged:,} acknowledged records; "
-        f"the server was back {seconds * 1000:.0f} ms after it was started again"
-    )
+    back = f"the server was back {seconds * 1000:.0f} ms after it was started again"
+    killed = f"[yellow]SIGKILL[/yellow] after {acknowledged:,} acknowledged records; {back}"
+    console.print(Padding(killed, (0, 0, 0, 4), expand=False))
     publisher.join()
     if publisher.error is not None:
         raise SystemExit(f"demo: publishing failed: {publisher.error}")
     if publisher.acknowledged != len(records):
         raise SystemExit(f"demo: {publisher.acknowledged:,} of {len(records):,} records were acknowledged")
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, acknowledged, seconds
 
 
 def read_by_offset(client: BlockingClient, records: list[Record]) -> tuple[int, float]:
@@ -199,7 +250,7 @@ def show_refusal(server: Server, principals: Principals) -> tuple[str, str]:
     return said, " ".join(done.stdout.split())
 
 
-def live_table(server: Server, principals: Principals, client: BlockingClient, flight_count: int) -> None:
+def live_table(server: Server, principals: Principals, client: BlockingClient, flight_count: int) -> str:
     """Let Spark compute a table from the stream, and compare it with the source and with what Wörterbuch reads."""
     from babelbus.spark.java import JavaMissingError
     from examples import live_table as live
@@ -208,27 +259,29 @@ def live_table(server: Server, principals: Principals, client: BlockingClient, f
     with step("Publish the weather of the year") as results:
         weather_count = live.publish_weather(client, server.folder)
         results.append(f"{weather_count:,} events")
-    begun = time.perf_counter()
-    console.print("[dim]Spark joins flights, weather, airlines and aircraft[/dim]")
-    try:
-        with live.session() as spark:
+    with contextlib.ExitStack() as stack:
+        try:
+            with step("Start Spark"):
+                spark = stack.enter_context(live.session())
+        except JavaMissingError as error:
+            console.print(f"[yellow]No live table:[/yellow] {error}")
+            return "left out: no Java"
+        with step("Spark joins flights, weather, airlines and aircraft, a micro-batch at a time") as results:
             totals = live.run(spark, log, weather_count, flight_count, console)
-    except JavaMissingError as error:
-        console.print(f"[yellow]No live table:[/yellow] {error}")
-        return
-    if totals != live.expected():
-        raise SystemExit("demo: what Spark computed is not what the source gives")
-    if live.read_back(server.addresses["worterbuch-tcp"], principals.registry) != totals:
-        raise SystemExit("demo: what Wörterbuch reads is not what Spark computed")
-    console.print(
-        f"[green]✓[/green] The table equals that of the source, and a Wörterbuch client reads the same from the state: "
-        f"{len(totals)} carriers and hours [dim]({time.perf_counter() - begun:.1f} s)[/dim]"
-    )
+            results.append(f"{len(totals)} carriers and hours are state now")
+    with step("Compare the table with the source, and with what a Wörterbuch client reads") as results:
+        if totals != live.expected():
+            raise SystemExit("demo: what Spark computed is not what the source gives")
+        if live.read_back(server.addresses["worterbuch-tcp"], principals.registry) != totals:
+            raise SystemExit("demo: what Wörterbuch reads is not what Spark computed")
+        results.append("equal")
+    return f"{len(totals)} carriers and hours, equal to the source"
 
 
 def main() -> None:
     """Run the demo."""
     console.print("[bold]Babelbus[/bold]: one durable log, real events, and a crash in the middle\n")
+    summary = Summary()
     with step("Read the flights out of New York in 2013") as results:
         try:
             records = [Record(event.payload, event.key, (), event.timestamp_ms) for event in flights()]
@@ -239,67 +292,80 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="babelbus-demo-") as folder:
         server = Server(folder)
         try:
-            with step("Start a server on an empty folder, with the gate on") as results:
-                server.start()
-                results.append(f"jebp on {server.address}")
-            with step("Give each principal of examples/access.toml a proof of its own") as results:
-                principals = make_principals(folder, server.folder, server.addresses["admin"])
-                results.append("certificates, a token, a process, an API key, a password")
-            with BlockingClient(server.address, identity=principals.airline) as client:
-                client.create_topic(TOPIC)
-                with step("Set airlines and aircraft as state through Wörterbuch") as results:
-                    count = set_state(server.addresses["worterbuch-tcp"], principals.registry)
-                    results.append(f"{count:,} keys, each acknowledged")
-                with step("Publish them, encrypted, each batch on disk before its ack") as results:
-                    seconds = publish(server, client, records)
-                    results.append(f"{len(records) / seconds:,.0f} records/s, crash and restart included")
-                with step("Read all back by offset and compare") as results:
-                    stored, reading = read_by_offset(client, records)
-                    results.append(
-                        f"{len(records):,} records equal, in order, once; "
-                        f"{len(records) / reading:,.0f} records/s, {stored / reading / 1e6:,.0f} MB/s"
-                    )
-                with step("Read back by time and compare") as results:
-                    begun = time.perf_counter()
-                    read_by_time(client, records)
-                    results.append(f"{TIMES} points of time, {TIMES / (time.perf_counter() - begun):,.0f} look-ups/s")
-                with step("Read the state back through Wörterbuch, after the crash") as results:
-                    count = compare_state(server.addresses["worterbuch-tcp"], principals.registry)
-                    results.append(f"{count:,} keys equal")
-                with step("jebp publishes; sbus, Wörterbuch and EventMesh listen") as results:
-                    by_sbus, by_worterbuch, by_mesh = hear(
-                        client, server.addresses, principals.registry, principals.passenger, records[-LIVE_COUNT:]
-                    )
-                    results.append(
-                        f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, "
-                        f"{by_mesh:,} over EventMesh, all equal"
-                    )
-                with step("zbus workers share the queue of those flights") as results:
-                    counts = share(server.addresses["zbus"], principals.worker, LIVE_TOPIC, records[-LIVE_COUNT:])
-                    results.append(
-                        f"each flight done once, {', '.join(f'{count:,}' for count in counts)} by each worker"
-                    )
-                with step("Ask for a flight over EventMesh; a zbus worker answers") as results:
-                    addresses, last = server.addresses, records[-LIVE_COUNT:]
-                    mesh, zbus = addresses["eventmesh-tcp"], addresses["zbus"]
-                    key = ask_for(mesh, principals.passenger, zbus, principals.worker, last)
-                    results.append(f"{key} came back equal")
-                with step("Publish flights as a passenger, over EventMesh") as results:
-                    said, why = show_refusal(server, principals)
-                    results.append(f"{said}\n  [dim]babelbus access explain:[/dim] {why}")
-                live_table(server, principals, client, len(records))
+            show(server, folder, records, summary)
         finally:
             server.stop()
-    table = Table(title="The last flights of the year, as they came back", title_justify="left")
-    for column in ("offset", "key", "scheduled (UTC)", "payload"):
-        table.add_column(column, no_wrap=True)
-    for number in range(len(records) - 3, len(records)):
-        record = records[number]
-        moment = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.timestamp / 1000))
-        key, payload = (record.key or b"").decode(), (record.payload or b"").decode()
-        table.add_row(f"{number:,}", key, moment, f"{payload[:56]}…")
-    console.print(table)
+    summary.show()
     console.print("[bold green]Everything that was acknowledged is there, in order, once.[/bold green]")
+
+
+def show(server: Server, folder: str, records: list[Record], summary: Summary) -> None:
+    """Go through everything that the demo has to show."""
+    with step("Start a server on an empty folder, with the gate on") as results:
+        results.append(f"ready after {server.start() * 1000:.0f} ms; jebp on {server.address}")
+    with step("Give each principal of examples/access.toml a proof of its own") as results:
+        principals = make_principals(folder, server.folder, server.addresses["admin"])
+        results.append("certificates, a token, a process, an API key, a password")
+    with BlockingClient(server.address, identity=principals.airline) as client:
+        client.create_topic(TOPIC)
+        show_log(server, client, principals, records, summary)
+        show_protocols(server, client, principals, records[-LIVE_COUNT:], summary)
+        summary.add("a live table, computed by Spark", live_table(server, principals, client, len(records)))
+
+
+def show_log(
+    server: Server, client: BlockingClient, principals: Principals, records: list[Record], summary: Summary
+) -> None:
+    """Publish through a crash, and read everything back."""
+    with step("Set airlines and aircraft as state through Wörterbuch") as results:
+        count = set_state(server.addresses["worterbuch-tcp"], principals.registry)
+        results.append(f"{count:,} keys, each acknowledged")
+    with step("Publish the flights, encrypted, each batch on disk before its ack") as results:
+        seconds, acknowledged, restart = publish(server, client, records)
+        rate = f"{len(records) / seconds:,.0f} records/s"
+        results.append(f"{rate}, crash and restart included")
+        summary.add("published, encrypted and flushed", f"{len(records):,} records, {rate}")
+        summary.add(f"SIGKILL after {acknowledged:,} acks", f"back after {restart * 1000:.0f} ms, nothing lost")
+    with step("Read all back by offset and compare") as results:
+        stored, reading = read_by_offset(client, records)
+        rate = f"{len(records) / reading:,.0f} records/s"
+        results.append(f"{len(records):,} records equal, in order, once; {rate}, {stored / reading / 1e6:,.0f} MB/s")
+        summary.add("read back and compared", f"{len(records):,} records equal, in order, once, {rate}")
+    with step("Read back by time and compare") as results:
+        begun = time.perf_counter()
+        read_by_time(client, records)
+        results.append(f"{TIMES} points of time, {TIMES / (time.perf_counter() - begun):,.0f} look-ups/s")
+    with step("Read the state back through Wörterbuch, after the crash") as results:
+        count = compare_state(server.addresses["worterbuch-tcp"], principals.registry)
+        results.append(f"{count:,} keys equal")
+        summary.add("state of a Wörterbuch client", f"{count:,} keys equal after the crash")
+
+
+def show_protocols(
+    server: Server, client: BlockingClient, principals: Principals, last: list[Record], summary: Summary
+) -> None:
+    """Let clients of all protocols work on the same events."""
+    addresses = server.addresses
+    with step("jebp publishes; sbus, Wörterbuch and EventMesh listen") as results:
+        heard = hear(client, addresses, principals.registry, principals.passenger, last)
+        by_sbus, by_worterbuch, by_mesh = heard
+        results.append(
+            f"{by_sbus:,} flights heard over sbus, {by_worterbuch:,} over Wörterbuch, "
+            f"{by_mesh:,} over EventMesh, all equal"
+        )
+        summary.add("published over jebp, heard over three protocols", f"{min(heard):,} flights each, all equal")
+    with step("zbus workers share the queue of those flights") as results:
+        counts = share(addresses["zbus"], principals.worker, LIVE_TOPIC, last)
+        results.append(f"each flight done once, {', '.join(f'{count:,}' for count in counts)} by each worker")
+        summary.add("a queue that zbus workers share", f"{sum(counts):,} flights, each done once")
+    with step("Ask for a flight over EventMesh; a zbus worker answers") as results:
+        key = ask_for(addresses["eventmesh-tcp"], principals.passenger, addresses["zbus"], principals.worker, last)
+        results.append(f"{key} came back equal")
+        summary.add("asked over EventMesh, answered over zbus", f"flight {key} came back equal")
+    with step("Publish flights as a passenger, over EventMesh") as results:
+        said, why = show_refusal(server, principals)
+        results += [f"refused: {said}", f"[dim]babelbus access explain:[/dim] {why}"]
+        summary.add("a passenger who publishes flights", "refused, with the row that is missing")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def session() -> Iterator[SparkSession]:
     os.environ["JAVA_HOME"] = java_home()
     os.environ["PYSPARK_PYTHON"] = worker_python()
     warnings.simplefilter("ignore", ResourceWarning)
-    spark = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("babelbus demo")
         .config("spark.ui.enabled", "false")
@@ -72,12 +72,33 @@ def session() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.log.level", "ERROR")
-        .getOrCreate()
     )
+    with quiet_stderr():
+        spark = builder.getOrCreate()
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keep what a process that is started inside writes to standard error; show it if the start fails.
+
+    The JVM has a dozen lines about itself that mean nothing here. What fails later comes as an exception of ours.
+    """
+    with tempfile.TemporaryFile() as words:
+        before = os.dup(2)
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            words.seek(0)
+            os.write(before, words.read())
+            raise
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def stream(spark: SparkSession, bus: dict[str, str], topic: str, per_batch: int, schema: str) -> DataFrame:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ RUN_SECONDS = 2700
 STOP_SECONDS = 60
 NO_TESTS = 5
 """What pytest answers when it found none, as where pyspark is not installed."""
+MARK = "BABELBUS_TEST_RUN"
+"""Variable that all processes of a part inherit: those that have a session of their own too, as JVMs and daemons."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for some seconds: compiling well and collecting beside the work take a quarter of the CPU."""
 
@@ -38,10 +41,15 @@ class Part:
         self.failures: list[str] = []
         self.last = ""
         self._say = say
+        self._mark = f"{MARK}={uuid.uuid4()}"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *choice],
             cwd=ROOT,
-            env={**os.environ, "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED)},
+            env={
+                **os.environ,
+                "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED),
+                MARK: self._mark.partition("=")[2],
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,7 +91,28 @@ class Part:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # nothing was left
+        for number, command in left_behind(self._mark):
+            self._say(f"{self.name:9} | ended process {number}, which a test left behind: {command}")
+            try:
+                os.kill(number, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended by itself
         self._reader.join(STOP_SECONDS)
+        if not self._reader.is_alive() and self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def left_behind(mark: str) -> list[tuple[int, str]]:
+    """Give the processes whose environment has a mark, each with its command; none where there is no /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                found.append((int(folder.name), command))
+        except OSError:
+            continue  # it has ended, or is of somebody else
+    return found
 
 
 def main(arguments: list[str]) -> int:

@@ -22,6 +22,10 @@ ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("src", "pyproject.toml", "README.md", "LICENSE")
 ENVIRONMENT_BYTES_MAX = 40_000_000
 EPOCH = "1700000000"
+COMMANDS_OF_SERVERS = ("serve", "sbusd", "repair", "clients", "pipeline", "pipeline_report")
+"""They run a server, or work on the data folder of one; pipelines need Spark."""
+MODULES_OF_SERVERS = ("babelbus.protocols.worterbuch.archive",)
+"""Exports of Wörterbuch, which `state import` reads beside JSON lines: that says what to install."""
 
 
 def build(folder: Path) -> Path:
@@ -197,3 +201,26 @@ def test_a_command_that_needs_an_extra_says_what_to_install(
     assert f"which is not installed: pip install 'babelbus[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()
+
+
+def test_all_that_the_commands_of_a_client_load_later_is_there_without_the_server(
+    environment: Environment, tmp_path: Path
+) -> None:
+    program = f"""
+import ast, importlib, pkgutil
+import babelbus.cli
+
+for module in pkgutil.iter_modules(babelbus.cli.__path__):
+    if module.name in {COMMANDS_OF_SERVERS!r}:
+        continue
+    source = open(babelbus.cli.__path__[0] + f"/{{module.name}}.py", encoding="utf-8").read()
+    tree = ast.parse(source)
+    typing = {{id(one) for node in ast.walk(tree) if isinstance(node, ast.If) for one in ast.walk(node)
+              if getattr(node.test, "id", "") == "TYPE_CHECKING"}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in typing and node.module.startswith("babelbus."):
+            if node.module not in {MODULES_OF_SERVERS!r}:
+                importlib.import_module(node.module)
+"""
+    done = environment.run("python", "-c", program, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -84,7 +84,8 @@ def _read(client: "BlockingClient", topic: str, expected: int) -> float:
     while count < expected:
         before = count
         for batch in client.follow_batches(topic, partition=partition, until_end=True):
-            count += len(batch.columns())
+            batch.verify()
+            count += len(batch)
         partition += 1
         if count == before and partition > 1024:
             raise CommandError(f"{expected} records were published and acknowledged, but only {count} can be read")

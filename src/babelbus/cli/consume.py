@@ -17,7 +17,7 @@ from babelbus.units import format_duration
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
-    from babelbus.web.consumers import DeliveryLine, Head
+    from babelbus.web.lines import ConsumerHead, DeliveryLine
 
 NOT_RUN_CODES = (126, 127)
 """Exit codes of a shell that cannot run its command."""
@@ -136,7 +136,7 @@ class _Consumption:
         self._command = command
         self._as_json = as_json
         self._interrupts = interrupts
-        self._head: Head | None = None
+        self._head: ConsumerHead | None = None
         self._done: list[int] = []
         self.count = 0
         self.failed = 0
@@ -144,7 +144,7 @@ class _Consumption:
     def run(self, query: Mapping[str, str], count_max: int | None) -> None:
         """Read records until `count_max` were handled, or none arrived within the timeout."""
         from babelbus.cli.api import ApiError
-        from babelbus.web.consumers import IDLE, ConsumeLine, Head
+        from babelbus.web.lines import IDLE, ConsumeLine, ConsumerHead
 
         refusal: ApiError | None = None
         lines = self._api.lines(group_path(self._topic, self._group, "consume"), query, msgspec.Raw)
@@ -153,7 +153,7 @@ class _Consumption:
                 if raw is None:
                     continue
                 if self._head is None:
-                    self._head = msgspec.json.decode(raw, type=Head)
+                    self._head = msgspec.json.decode(raw, type=ConsumerHead)
                     self._greet(self._head)
                     continue
                 line = msgspec.json.decode(raw, type=ConsumeLine)
@@ -179,7 +179,7 @@ class _Consumption:
         finally:
             lines.close()  # type: ignore[attr-defined]  # a generator: gives the connection, and so the records, back
 
-    def _greet(self, head: "Head") -> None:
+    def _greet(self, head: "ConsumerHead") -> None:
         if head.paused:
             note(f"group {self._group} is paused: 'babelbus groups resume {self._topic} {self._group}' resumes it")
         if head.ack != "explicit":
@@ -250,7 +250,7 @@ class _Consumption:
                 self._api.ask("POST", path, {}, dict[str, int], content=b"{}")
 
     def _answer(self, what: str, body: object) -> None:
-        from babelbus.web.consumers import Answered
+        from babelbus.web.lines import Answered
 
         assert self._head is not None
         path = f"/api/consumers/{self._head.consumer}/{what}"

@@ -12,7 +12,7 @@ from babelbus.cli.output import escape, human_time, json_record, note, print_all
 from babelbus.cli.target import Target, admin_options
 
 if TYPE_CHECKING:
-    from babelbus.web.dead_letters import LetterLine
+    from babelbus.web.lines import LetterLine
 
 PAGE_COUNT = 500
 SHOWN_COUNT = 100
@@ -179,7 +179,7 @@ def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_jso
 
 
 def _letters(api: AdminApi, name: str, partitions: "range | list[int]", offset: int) -> "Iterator[LetterLine]":
-    from babelbus.web.dead_letters import Letters
+    from babelbus.web.lines import Letters
 
     for partition in partitions:
         at: int | None = offset

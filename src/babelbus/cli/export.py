@@ -99,9 +99,9 @@ def _write_log(client: "BlockingClient", topic: str, span: Span, output: IO[byte
         topic, offset=span.offset, timestamp=span.timestamp, partition=span.partition, until_end=True
     )
     for batch in batches:
-        count = len(batch.columns())
+        batch.verify()
         output.write(batch.data)
-        yield count
+        yield len(batch)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from babelbus.records.record import Headers
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
-    from babelbus.web.requests import Head, QuestionLine
+    from babelbus.web.lines import QuestionLine, ResponderHead
 
 EXIT_CODES = {"no_responders": 3, "no_reply": 4, "responder_failed": 5}
 """The exit code of a request without a reply, by the code of the server's answer; 1 for other failures."""
@@ -70,8 +70,8 @@ def request(
     that it failed, 1 for any other failure.
     """
     from babelbus.cli.api import TIMEOUT_SECONDS, ApiError
+    from babelbus.web.lines import ReplyLine
     from babelbus.web.record_lines import bytes_of
-    from babelbus.web.requests import ReplyLine
 
     body = {
         "subject_base64": octets(subject),
@@ -173,13 +173,13 @@ class _Responding:
         self._command = command
         self._headers = headers
         self._interrupts = interrupts
-        self._head: Head | None = None
+        self._head: ResponderHead | None = None
         self.count = 0
         self.failed = 0
 
     def run(self, query: dict[str, str], count_max: int | None) -> None:
         """Answer questions until `count_max` were answered, or the server ends the connection."""
-        from babelbus.web.requests import Head, RespondLine
+        from babelbus.web.lines import ResponderHead, RespondLine
 
         lines = self._api.lines("/api/respond", query, msgspec.Raw)
         try:
@@ -187,7 +187,7 @@ class _Responding:
                 if raw is None:
                     continue
                 if self._head is None:
-                    self._head = msgspec.json.decode(raw, type=Head)
+                    self._head = msgspec.json.decode(raw, type=ResponderHead)
                     note(f"requests to {escape(query['subject'])} are answered now")
                     continue
                 line = msgspec.json.decode(raw, type=RespondLine)
@@ -201,8 +201,8 @@ class _Responding:
             lines.close()  # type: ignore[attr-defined]  # a generator: closes the connection, which ends the responder
 
     def _answer(self, question: "QuestionLine") -> None:
+        from babelbus.web.lines import Replied
         from babelbus.web.record_lines import bytes_of
-        from babelbus.web.requests import Replied
 
         payload = bytes_of(question.payload, question.payload_base64) or b""
         headers = header_variables(question.headers, question.headers_base64)

@@ -151,22 +151,19 @@ def _from_json(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
 
 def _from_log(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
     """Read records in the stored form, after a check of each CRC, without the bus's own headers."""
-    from babelbus.records.columns import decode_columns, find_positions, iterate, verify
-    from babelbus.records.format import CorruptRecordError
+    from babelbus.records.plain import CorruptRecordError, decode_records, walk
 
     rest, position = b"", 0
     while chunk := input_.read(CHUNK_BYTES):
         data = rest + chunk
-        positions, end = find_positions(data, 0, len(data))
+        end = walk(data)[-1]
         try:
-            if len(positions):
-                verify(data, positions, end)
-                for record in iterate(decode_columns(data, positions)):
-                    yield record, -1
+            for record in decode_records(data[:end]):
+                yield record, -1
         except CorruptRecordError as error:
             raise CommandError(f"bad record at byte {position + error.position}: {error.reason}") from error
         rest, position = data[end:], position + end
-        if not len(positions) and len(rest) > 2 * CHUNK_BYTES + 2**24:
+        if not end and len(rest) > 2 * CHUNK_BYTES + 2**24:
             break  # longer than any record: the file is no log
     if rest:
         raise CommandError(f"the file is no log, or cut off, at byte {position}: no whole record begins there")

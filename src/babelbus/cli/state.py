@@ -21,7 +21,7 @@ from babelbus.cli.command import (
 )  # fmt: skip
 from babelbus.cli.export import open_new, tell_summary, write_lines
 from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, print_table
-from babelbus.cli.state_lines import Line, batches, read_file
+from babelbus.cli.state_lines import Line, batches, is_key, read_file
 from babelbus.cli.target import Target, admin_options
 from babelbus.cli.times import parse_time
 from babelbus.clock import SystemClock
@@ -254,10 +254,8 @@ def tell_dropped(count: int, as_json: bool) -> None:
 @admin_options
 def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
     """Delete a value, or all values that match a pattern. History keeps them until compaction."""
-    from babelbus.core.state import check_key
-
     api = target.api()
-    if check_key(pattern) is None:
+    if is_key(pattern):
         gone = api.ask("DELETE", "/api/state/value", {"key": pattern}, Line)
         if as_json:
             print_json({"key": pattern, "deleted": 1, "value": gone.value})

@@ -42,8 +42,12 @@ def read_file(file: str) -> Iterator[Line]:
             yield from _read_lines(input_)
 
 
+def is_key(text: str) -> bool:
+    """Return whether a text names one key: none of its elements is a wildcard."""
+    return not {"?", "#"} & set(text.split("/"))
+
+
 def _read_lines(input_: Iterable[bytes]) -> Iterator[Line]:
-    from babelbus.core.state import check_key
     from babelbus.protocols.worterbuch.values import parse_value
 
     for number, text in enumerate(input_, 1):
@@ -51,7 +55,7 @@ def _read_lines(input_: Iterable[bytes]) -> Iterator[Line]:
             continue
         try:
             line = _DECODER.decode(text)
-            if check_key(line.key) is not None:
+            if not is_key(line.key):
                 raise ValueError(f"{line.key!r} has a wildcard where a key is needed")
             parse_value(bytes(line.value))
         except (msgspec.DecodeError, ValueError) as error:

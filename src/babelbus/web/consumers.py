@@ -33,7 +33,8 @@ from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_n
 from babelbus.web.callers import is_caller, principal_of
 from babelbus.web.errors import UnknownConsumerError
 from babelbus.web.groups import check_sees, names
-from babelbus.web.record_lines import RecordLine, line_of
+from babelbus.web.lines import IDLE, Answered, ConsumeLine, ConsumerHead, DeliveryLine
+from babelbus.web.record_lines import line_of
 
 HEARTBEAT_SECONDS = 10.0
 CONSUMERS_MAX = 256
@@ -41,31 +42,6 @@ CONSUMERS_MAX = 256
 WINDOW = 100
 WINDOW_MAX = 10_000
 QUEUE_BYTES_MAX = 8 * MIB
-
-
-class Head(msgspec.Struct, frozen=True):
-    """The first line of a consumer's answer."""
-
-    consumer: str
-    ack: str
-    ack_seconds: float
-    paused: bool
-
-
-class DeliveryLine(msgspec.Struct, frozen=True, gc=False):
-    """A record; acks refer to it by `number`."""
-
-    number: int
-    attempt: int
-    subject: str
-    record: RecordLine
-
-
-class ConsumeLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line behind the first: records, or why the answer ends (`idle`, `left`, or the text of an error)."""
-
-    deliveries: list[DeliveryLine] = []
-    end: str = ""
 
 
 class AckBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,14 +69,6 @@ class Left(msgspec.Struct, frozen=True):
     returned: int
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """The counts of an ack or nack; `stale` ones came too late: the records have been delivered again."""
-
-    done: int
-    stale: int
-
-
-IDLE = "idle"
 LEFT = "left"
 encode = msgspec.json.Encoder().encode
 
@@ -271,7 +239,7 @@ class ConsumerRoutes:
         self._consumers[name] = consumer
         try:
             response = await begin_lines(request)
-            await _write(response, Head(name, group.settings.ack, group.settings.ack_seconds, group.paused))
+            await _write(response, ConsumerHead(name, group.settings.ack, group.settings.ack_seconds, group.paused))
             consumer.member.resume()
             await _pass_on(consumer, response, None if idle_ms is None else idle_ms / 1000)
             return response

@@ -7,33 +7,19 @@ from aiohttp import web
 
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
-from babelbus.core.groups import OURS, DeadLetter, DeadLetterTopicInfo, DeadLetterTopics, letters_of
+from babelbus.core.groups import OURS, DeadLetterTopicInfo, DeadLetterTopics, letters_of
 from babelbus.core.groups import Letter as StoredLetter
 from babelbus.core.rooted import relative_record
 from babelbus.records.record import Record
 from babelbus.web.answers import Handler, answer, read_body, read_number
 from babelbus.web.callers import principal_of
 from babelbus.web.groups import check_sees, may_see
-from babelbus.web.record_lines import RecordLine, line_of
+from babelbus.web.lines import LetterLine, LetterOrigin, Letters
+from babelbus.web.record_lines import line_of
 
 COUNT = 100
 COUNT_MAX = 1_000
 """Most letters of one answer."""
-
-
-class LetterLine(msgspec.Struct, frozen=True):
-    """A letter: its place and its record without the headers that `origin` holds (null: not a dead letter)."""
-
-    record: RecordLine
-    origin: DeadLetter | None
-    replayed: bool
-
-
-class Letters(msgspec.Struct, frozen=True):
-    """Some letters of a partition, and where to read on; `next_offset` is null behind the last one."""
-
-    letters: list[LetterLine]
-    next_offset: int | None
 
 
 class ReplayBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,4 +116,5 @@ def _line(letter: StoredLetter, principal: Identity) -> LetterLine:
         record = Record(record.payload, record.key, kept, record.timestamp, record.attributes, record.offset)
     if principal.root is not None:
         record = relative_record(record, principal.root)
-    return LetterLine(line_of(record, letter.partition), came, letter.replayed)
+    origin = None if came is None else LetterOrigin(**msgspec.structs.asdict(came))
+    return LetterLine(line_of(record, letter.partition), origin, letter.replayed)

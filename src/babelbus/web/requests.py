@@ -31,8 +31,9 @@ from babelbus.units import MIB
 from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number, read_text
 from babelbus.web.callers import is_caller, principal_of
 from babelbus.web.errors import InvalidEventError, UnknownResponderError
+from babelbus.web.lines import QuestionLine, Replied, ReplyLine, ResponderHead, RespondLine
 from babelbus.web.live import BODY_BYTES_MAX, SendBody, check_subject, event_of, signed
-from babelbus.web.record_lines import UNSET, Unset, headers_of, split_headers, text_or_bytes
+from babelbus.web.record_lines import UNSET, headers_of, split_headers, text_or_bytes
 
 HEARTBEAT_SECONDS = 10.0
 RESPONDERS_MAX = 256
@@ -61,42 +62,6 @@ class ReplyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str | None] = {}
     headers_base64: list[tuple[bytes, bytes | None]] = []
     failed: str = ""
-
-
-class Replied(msgspec.Struct, frozen=True):
-    """Whether somebody waited for a reply."""
-
-    delivered: bool
-
-
-class ReplyLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Payload and headers. Bytes that are not UTF-8 are under `..._base64` instead; no payload at all is null."""
-
-    payload: str | Unset | None = UNSET
-    payload_base64: bytes | Unset = UNSET
-    headers: dict[str, str | None] | Unset = UNSET
-    headers_base64: list[tuple[bytes, bytes | None]] | Unset = UNSET
-
-
-class QuestionLine(ReplyLine, frozen=True, omit_defaults=True, kw_only=True):
-    """A question; the reply refers to it by `number`. After `timeout_seconds` nobody waits for the reply."""
-
-    number: int
-    subject: str
-    timeout_seconds: float
-
-
-class Head(msgspec.Struct, frozen=True):
-    """The first line of a responder's answer."""
-
-    responder: str
-
-
-class RespondLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line behind the first: a question, or why the answer ends."""
-
-    question: QuestionLine | None = None
-    end: str = ""
 
 
 def content_of(payload: bytes | None, headers: Any) -> dict[str, Any]:
@@ -291,7 +256,7 @@ class RequestRoutes:
         try:
             pool.join(responder)
             response = await begin_lines(request)
-            await response.write(encode(Head(name)) + b"\n")
+            await response.write(encode(ResponderHead(name)) + b"\n")
             while not responder.end:
                 line = await responder.take(self._clock, HEARTBEAT_SECONDS)
                 await response.write(b"\n" if line is None else encode(line) + b"\n")
