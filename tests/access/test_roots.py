@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from babelbus.core.access import SERVER
 from tests.access.drivers import DRIVERS, VERBS, Driver
 from tests.access.house import END, VALUE, House, Proof
 from tests.access.test_walk import attempt
@@ -78,7 +79,7 @@ def make(house: House, *names: str, **settings: object) -> None:
 
     async def create() -> None:
         for name in names:
-            await house.broker.create_topic(name, None, settings)
+            await house.broker.create_topic(name, None, settings, SERVER)
 
     house.run(create)
 
@@ -86,7 +87,7 @@ def make(house: House, *names: str, **settings: object) -> None:
 async def make_topics(house: House) -> None:
     for root in (ACME, GLOBEX):
         for name in NAMES:
-            await house.broker.create_topic(f"{root}/{name}")
+            await house.broker.create_topic(f"{root}/{name}", principal=SERVER)
             house.broker.state.set(f"{root}/{name}", VALUE)
     await house.broker.state.commit("test").wait()
 
