@@ -1,5 +1,6 @@
 """The names in what a principal with a root is told: relative at every door, also inside records, values and errors."""
 
+import asyncio
 import contextlib
 import json
 import queue
@@ -9,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
+from babelbus.client import Client
 from babelbus.clients.jebp.errors import ClientError as JebpError
 from babelbus.clients.worterbuch.errors import ClientError as TreeError
 from babelbus.core.access import SERVER
@@ -112,6 +114,56 @@ def test_an_error_of_jebp_names_no_root(house: House) -> None:
                 call()
             assert "missing" in str(caught.value)
             assert "tenants" not in str(caught.value)
+
+
+def test_a_consumer_over_jebp_gets_relative_records(house: House) -> None:
+    make(house, f"{ACME}/consumed", f"{GLOBEX}/consumed")
+    with tenant(house, ACME, Jebp) as (tenancy, proof):
+        address = house.server.addresses["jebp"]
+
+        async def consume() -> list[tuple[str, str, int]]:
+            async with Client(address, identity=proof.identity) as client:
+                heard = []
+                async with client.consume("consumed", "workers", start="beginning") as consumer:
+                    async for message in consumer:
+                        assert b"tenants" not in b"".join(value or b"" for _, value in message.headers)
+                        heard.append((message.topic, message.subject, message.offset))
+                        message.ack()
+                        if len(heard) == 2:
+                            break
+                for wrong in ("missing", "$state"):
+                    with pytest.raises(JebpError) as caught:
+                        async with client.consume(wrong, "workers"):
+                            pass
+                    assert "tenants" not in str(caught.value)
+                return heard
+
+        house.emit(f"{GLOBEX}/consumed/x")
+        tenancy.emit("consumed/x", "consumed")
+        assert asyncio.run(consume()) == [("consumed", "consumed/x", 0), ("consumed", "consumed", 1)]
+        group = house.broker.groups.get(f"{ACME}/consumed", "workers")
+        assert group.settings.dead_letter_topic == f"{ACME}/dead-letters/workers"
+
+
+def test_the_state_over_jebp_is_below_the_root(house: House) -> None:
+    set_state(house, tenants_acme_called_a=1, tenants_globex_called_b=2, called_c=3)
+    with two_tenants(house, Jebp) as (acme, one, globex, other), contextlib.ExitStack() as stack:
+        assert isinstance(one, Jebp)
+        assert isinstance(other, Jebp)
+        state = one.client.state
+        assert state.get("called/a").value == 1
+        assert list(state.match("called/#")) == ["called/a"]
+        assert state.list("called") == ["a"]
+        assert "tenants" not in state.list()
+        state.set("called/new", 5)
+        assert (acme.value("called/new"), globex.value("called/new")) == (b"5", None)
+        assert state.history("called/new").revisions[0].value == 5
+        stack.enter_context(state.lock("called/locked"))
+        stack.enter_context(other.client.state.lock("called/locked", timeout=0))
+        assert house.call(lambda: house.broker.state.locks.holder(f"{ACME}/called/locked")) is not None
+        with pytest.raises(JebpError) as caught:
+            state.set("called/#", 1)
+        assert "tenants" not in str(caught.value)
 
 
 # -- Wörterbuch ------------------------------------------------------------------------------------------------------

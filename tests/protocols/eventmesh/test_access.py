@@ -510,6 +510,47 @@ def test_webhooks_belong_to_their_principal(house: House, stack: ExitStack) -> N
     assert _webhooks(house, topic) == []
 
 
+@EVERY
+def test_two_tenants_with_topics_and_groups_of_one_name_do_not_meet(
+    kind: type[Client], house: House, stack: ExitStack
+) -> None:
+    topic = f"tenancy-{kind.name}"
+    tenants = tuple(msgspec.structs.replace(one, root=f"tenants/{one.name}") for one in PRINCIPALS)
+    house.set(("*", "*", "tenants/#"), principals=tenants)
+    first, second = alice(kind, house, stack), kind(house, stack, "boss", PASSWORD + "!")
+    for client in (first, second):
+        assert client.listen(topic)[0]
+    assert first.publish(topic, "of alice")[0]
+    assert second.publish(topic, "of boss")[0]
+    assert (first.hear(), second.hear()) == ("of alice", "of boss")
+    assert house.has_topic(f"tenants/alice/{topic}")
+    assert not house.has_topic(topic)
+    taken, said = first.publish("$state", "x")
+    assert not taken
+    assert "tenants" not in said
+    if isinstance(first, Http):
+        assert isinstance(second, Http)
+        assert first._hook is not None
+        seen = first.web.ask("GET", "/eventmesh/subscrition/query", b"", **first.proof)
+        assert [one["topic"] for one in json.loads(json.loads(seen.body)["retMsg"])] == [topic]
+        fields = {"topic": topic, "url": first._hook.url, "consumerGroup": f"g-{topic}"}
+        assert second.ask("207", fields)["retCode"] == 0  # that is no webhook of the second one
+        assert len(_webhooks(house, f"tenants/alice/{topic}")) == 1
+        assert first.ask("207", fields)["retCode"] == 0
+        assert _webhooks(house, f"tenants/alice/{topic}") == []
+
+
+@EVERY
+def test_a_failure_names_no_root(kind: type[Client], house: House, stack: ExitStack) -> None:
+    tenants = tuple(msgspec.structs.replace(one, root=f"tenants/{one.name}") for one in PRINCIPALS)
+    house.set(("alice", "publish", "tenants/alice/other"), principals=tenants)
+    client = alice(kind, house, stack)
+    for taken, said in (client.publish("orders"), client.listen("orders")):
+        assert not taken
+        assert "orders" in said
+        assert "tenants" not in said
+
+
 def test_the_admin_paths_are_for_administrators(house: House, stack: ExitStack) -> None:
     house.set(("alice", "*", "#"))
     web = stack.enter_context(HttpClient(house.addresses["eventmesh-admin"]))

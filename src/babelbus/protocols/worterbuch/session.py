@@ -293,8 +293,12 @@ class Session(Peer):
 
     def _use(self, profile: Profile) -> None:
         self._translator.speak(profile)
+        self._forget_shapes()
+
+    def _forget_shapes(self) -> None:
+        """Drop the shapes of subscribers: others would get bytes of this dialect, or of this root."""
         for subscriber in (*self.subscribers.values(), *self.ls_subscribers.values()):
-            subscriber.shape = ""  # or others would get bytes of this dialect
+            subscriber.shape = ""
 
     def _authorize(self, message: m.Authorization) -> bytes:
         try:
@@ -302,6 +306,7 @@ class Session(Peer):
         except UnauthorizedError as error:
             raise FinalRefusalError(ErrorCode.UNAUTHORIZED, str(error)) from error
         self._translator.settle(self.access.identity.root)
+        self._forget_shapes()
         if self.access.name is not None:
             self._hub.keeper.login(self.access.name, self.address)
         return AUTHORIZED

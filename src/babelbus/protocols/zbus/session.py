@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic
 import msgspec
 
 from babelbus import __version__
-from babelbus.core.access import Action, Identity, check_may
+from babelbus.core.access import Action, Identity, Root, check_may
 from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.groups import check_group_name
 from babelbus.core.receipt import Promise
@@ -73,6 +73,8 @@ class Session(Generic[Asked]):
         self._taken: dict[str, None] = {}
         """The MQs from which this connection has taken messages."""
         self._proof: str | None = None
+        self._root: Root | None = None
+        """The root of the principal."""
         self._change: Work[Message] | None = None
         """The change of an MQ that waits, for the command that is put off."""
 
@@ -104,8 +106,8 @@ class Session(Generic[Asked]):
                 request_id = message.headers["id"]  # a query may have another one
                 if self._receiver is not None and message.url != "/" and self._ask(message, request_id):
                     return True
-            elif self.principal.root is not None:
-                message = absolute(message, self.principal.root)
+            elif self._root is not None:
+                message = absolute(message, self._root)
             command = message.headers["cmd"].lower()
             if command == PUBLISH:
                 self._publish(message, (request_id,), (message.body or b"",), asked)
@@ -139,7 +141,7 @@ class Session(Generic[Asked]):
         new_id = self._hub.new_id
         ids = [new_id() if request_id is None else request_id for request_id in run.ids]
         try:
-            root = self.principal.root
+            root = self._root
             common = run.message if root is None else absolute(run.message, root)
             self._publish(common, ids, run.bodies, asked)
         except BabelbusError:
@@ -170,7 +172,7 @@ class Session(Generic[Asked]):
             return False
         deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
 
-        root = self.principal.root
+        root = self._root
 
         def replied(request: Request[Reply]) -> None:
             answer = answer_of(request, request_id)
@@ -208,7 +210,7 @@ class Session(Generic[Asked]):
 
     def find_route(self, message: Message, target: str | None) -> Message | None:
         """Return the command that a message without one means, with an absolute MQ; see `routing.route`."""
-        hub, root = self._hub, self.principal.root
+        hub, root = self._hub, self._root
         if root is None:
             return routing.route(message, hub.bindings, hub.is_called, target)
         bindings = Bindings(hub.bindings, root)
@@ -319,7 +321,7 @@ class Session(Generic[Asked]):
                         hub.calls.handed_out(some, self._taker)
                     if member is not None:
                         member.ack(some)  # made by another protocol; here a message is done when it is handed out
-                    heads += hub.heads(mq, self.principal.root).of(without(some, given_up) if given_up else some)
+                    heads += hub.heads(mq, self._root).of(without(some, given_up) if given_up else some)
                 if len(heads) >= count or (not looked and group.settings.filter is None):
                     break
             if not heads and group.loading is not None:
@@ -378,6 +380,7 @@ class Session(Generic[Asked]):
     def speak_for(self, principal: Identity, proof: str | None) -> None:
         """Handle the next messages for a principal, which `proof` (an apiKey) has proved, if not the connection."""
         self._publisher.principal = principal
+        self._root = principal.root
         self._proof = proof
 
     def access_changed(self, identity: Callable[[str | None], Identity]) -> None:

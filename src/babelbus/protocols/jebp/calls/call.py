@@ -148,12 +148,16 @@ class Call:
         try:
             self._calls.put(self.number, END, (body,))
         except LocalProtocolError as error:
-            self._calls.put(self.number, ERROR, (encode_error(CallRefusedError("too_large", str(error))),))
+            self._put_error(CallRefusedError("too_large", str(error)))
 
     def fail(self, error: BabelbusError) -> None:
         """End the call with an error."""
         if self._calls.finish(self, lost=False):
-            self._calls.put(self.number, ERROR, (encode_error(error),))
+            self._put_error(error)
+
+    def _put_error(self, error: BabelbusError) -> None:
+        text = self.principal.relative_text(str(error))
+        self._calls.put(self.number, ERROR, (encode_error(error, text),))
 
     def run(self, work: Coroutine[Any, Any, None]) -> Stream:
         """Run the task of this call, for methods that need more than `Work` can wait for; cancelled when the call ends.

@@ -71,9 +71,9 @@ class CallRefusedError(BabelbusError):
         self.code, self.details = code, details
 
 
-def encode_error(error: BabelbusError) -> bytes:
-    """Return the body of the item that says an error."""
+def encode_error(error: BabelbusError, text: str) -> bytes:
+    """Return the body of the item that says an error, with the text that the client gets."""
     if isinstance(error, CallRefusedError):
-        return msgspec.msgpack.encode((error.code, str(error), error.details))
+        return msgspec.msgpack.encode((error.code, text, error.details))
     code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), FAILED)
-    return msgspec.msgpack.encode((code, str(error), None))
+    return msgspec.msgpack.encode((code, text, None))

@@ -25,6 +25,7 @@ from babelbus.core.groups import (
     at_offset,
     pick,
 )
+from babelbus.core.rooted import relative_chunk, relative_record
 from babelbus.core.settings import change_settings
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
@@ -87,7 +88,9 @@ class Consumer(Stream):
         self._explicit = True
         self._sent: dict[int, _Sent] = {}
         self._number = 0
-        self._fetched = call.metrics.topic_fetched(PROTOCOL, request.topic)
+        self._topic = call.principal.absolute(request.topic)
+        self._root = call.principal.root
+        self._fetched = call.metrics.topic_fetched(PROTOCOL, self._topic)
         self._closed = False
         Work(self._join())
 
@@ -107,15 +110,19 @@ class Consumer(Stream):
 
     async def _group(self) -> Group:
         request, groups, principal = self._request, self._call.broker.groups, self._call.principal
-        self._call.broker.check_topic(principal, Action.CONSUME, request.topic)
-        self._call.broker.topic(request.topic)  # an unknown topic is another error than an unknown group
+        topic = self._topic
+        self._call.broker.check_topic(principal, Action.CONSUME, topic)
+        self._call.broker.topic(topic)  # an unknown topic is another error than an unknown group
         if not request.create:
-            return groups.get(request.topic, request.group)
-        known = groups.find(request.topic, request.group)
+            return groups.get(topic, request.group)
+        known = groups.find(topic, request.group)
         start = END if known is not None else await self._place()
         settings = msgspec.structs.replace(groups.defaults, ack="explicit")
-        settings = change_settings(settings, dict(request.settings), of="a group")
-        return groups.ensure(request.topic, request.group, settings, start=start, principal=principal)
+        changes = dict(request.settings)
+        if isinstance(letters := changes.get("dead_letter_topic"), str):
+            changes["dead_letter_topic"] = principal.absolute(letters)
+        settings = change_settings(settings, changes, of="a group")
+        return groups.ensure(topic, request.group, settings, start=start, principal=principal)
 
     async def _place(self) -> Place:
         request = self._request
@@ -124,7 +131,7 @@ class Consumer(Stream):
         if request.start == "offset":
             return at_offset(request.value)
         if request.start == "time":
-            return await self._call.broker.groups.at_time(request.topic, request.value)
+            return await self._call.broker.groups.at_time(self._topic, request.value)
         return END
 
     def _enter(self, group: Group) -> None:
@@ -153,14 +160,17 @@ class Consumer(Stream):
             self._send_run(deliveries)
         else:
             for delivery in deliveries:
-                data = encode_batch([delivery], delivery.offset).data
+                record = delivery if self._root is None else relative_record(delivery, self._root)
+                data = encode_batch([record], delivery.offset).data
                 self._send(delivery.partition, delivery.attempt, [delivery.offset], delivery.lease, [data])
         member = self._member
         if member is not None and self._call.full:
             member.hold()
 
     def _send_run(self, run: Run) -> None:
-        records = run.rows.stored(run.numbers)
+        records: Sequence[Data] = run.rows.stored(run.numbers)
+        if self._root is not None:
+            records = [relative_chunk(record, self._root) for record in records]
         if len(run) > 1 and DELIVERY.size + sum(map(len, records)) > self._call.body_bytes_max:
             half = len(run) // 2
             self._send_run(run.only(run.numbers[:half]))
@@ -272,7 +282,7 @@ class Consumer(Stream):
         if member is not None and not member.closed:
             member.principal = self._call.principal
             try:
-                self._call.broker.check_topic(member.principal, Action.CONSUME, self._request.topic)
+                self._call.broker.check_topic(member.principal, Action.CONSUME, self._topic)
             except AccessRefusedError as error:
                 self._call.fail(error)
 
