@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from babelbus.clock import SystemClock
+from babelbus.core.access import SERVER
 from babelbus.core.broker import Broker
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.member import Member
@@ -42,10 +43,10 @@ async def _seconds(folder: str, settings: GroupSettings) -> float:
         {"disk": store}, defaults=defaults, checkpoint_bytes=2**26, clock=clock, metrics=Metrics(), loop=loop
     )
     groups = Groups(broker, files, folder, clock=clock, loop=loop)
-    topic = broker.create_topic("work", 1).result()
+    topic = broker.create_topic("work", 1, principal=SERVER).result()
     for _ in range(RECORDS // BATCH_RECORDS):
         publish_payloads(topic, [PAYLOAD] * BATCH_RECORDS, [0] * BATCH_RECORDS)
-    group = groups.create("work", "workers", settings, start=BEGINNING)
+    group = groups.create("work", "workers", settings, start=BEGINNING, principal=SERVER)
     done, left = loop.create_future(), RECORDS
     members: list[Member] = []
 
@@ -58,7 +59,7 @@ async def _seconds(folder: str, settings: GroupSettings) -> float:
             done.set_result(None)
 
     begun = time.perf_counter()
-    members += [group.join(functools.partial(take, number)) for number in range(MEMBERS)]
+    members += [group.join(functools.partial(take, number), principal=SERVER) for number in range(MEMBERS)]
     await done
     seconds = time.perf_counter() - begun
     assert group.info().lag == 0

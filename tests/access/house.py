@@ -111,7 +111,7 @@ class House(LiveServer):
         self.broker = self.server.broker
         self.alice, self.bob = self.prove(ALICE, uid=os.getuid()), self.prove(BOB)
         self.run(self._make_topics)
-        self.call(lambda: self.broker.subscribe(EVERYTHING, self._hear))
+        self.call(lambda: self.broker.subscribe(EVERYTHING, self._hear, principal=SERVER))
         self.change(*STANDING)
         return self
 
@@ -123,7 +123,7 @@ class House(LiveServer):
 
     async def _make_topics(self) -> None:
         for topic in TOPICS:
-            await self.broker.create_topic(topic)
+            await self.broker.create_topic(topic, principal=SERVER)
             await self.broker.publish(Publication(SERVER, "test", [Event(topic, VALUE)], topic)).wait()
             self.broker.state.set(topic, VALUE)
         await self.broker.state.commit("test").wait()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from babelbus.core.access import SERVER
 from tests.access.drivers import Admin, Driver, Jebp, Spark, Tree, TreeRest
 from tests.access.house import House
 
@@ -39,7 +40,7 @@ def test_a_topic_needs_all_subjects_that_it_records(house: House, driver: type[D
 @pytest.mark.parametrize("driver", [Tree, TreeRest, Admin])
 def test_a_retained_value_needs_the_right_to_the_events_of_its_subject(house: House, driver: type[Driver]) -> None:
     topic = f"kept/{driver.name}"
-    house.call(lambda: house.broker.create_topic(topic, settings={"retain": "last"}))
+    house.call(lambda: house.broker.create_topic(topic, settings={"retain": "last"}, principal=SERVER))
     house.emit(topic)
     assert house.value(topic) is not None
     house.grant(f"alice read {topic}/#", f"alice consume {topic}/#")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.core.access import SERVER
 from babelbus.core.catalog import PARTITIONS_MAX, TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.receipt import DONE, Promise
@@ -68,9 +69,9 @@ async def test_what_is_too_long_for_a_key_is_recorded_and_not_retained() -> None
 @in_loop
 async def test_a_topic_is_made_with_the_defaults_unless_told_otherwise() -> None:
     bus = Bus(defaults=TopicSettings(ack="accepted", segment_bytes=4096), default_partitions=3)
-    topic = bus.broker.create_topic("a").result()
+    topic = bus.broker.create_topic("a", principal=SERVER).result()
     assert (topic.settings.ack, topic.settings.segment_bytes, len(topic.partitions)) == ("accepted", 4096, 3)
-    other = bus.broker.create_topic("b", 1, {"ack": "flushed"}).result()
+    other = bus.broker.create_topic("b", 1, {"ack": "flushed"}, principal=SERVER).result()
     assert (other.settings.ack, other.settings.segment_bytes, len(other.partitions)) == ("flushed", 4096, 1)
     await bus.broker.close()
 
@@ -163,7 +164,7 @@ async def test_settings_of_the_time_before_checksums_are_read_and_written_anew_w
     files.replace_file(path, bytes(files.content(path)[9:]))
     bus = Bus(files)
     assert bus.broker.topic("news").settings.ack == "written"
-    bus.broker.alter_topic("news", {"ack": "flushed"}).result()
+    bus.broker.alter_topic("news", {"ack": "flushed"}, principal=SERVER).result()
     await bus.broker.close()
     assert files.content(path)[8:10] == b"\n{"
     bus = Bus(files)
@@ -183,7 +184,7 @@ async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> Non
     topic = bus.broker.topic("news")
     assert (topic.settings.engine, len(topic.partitions)) == ("memory", 2)
     assert [payloads(one) for one in topic.partitions] == [[], []]
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     bus.topic("news", engine="memory")
     await bus.broker.close()
 
@@ -192,7 +193,7 @@ async def test_a_topic_in_memory_keeps_its_settings_but_not_its_records() -> Non
 async def test_a_topic_in_memory_is_empty_when_it_is_made_again() -> None:
     bus = Bus()
     await done(publish(bus.topic("news", engine="memory"), events(b"x")))
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     topic = bus.topic("news", engine="memory")
     assert payloads(topic.partitions[0]) == []
     await bus.broker.close()
@@ -206,7 +207,7 @@ async def test_settings_change_while_the_topic_is_used_and_stay_changed() -> Non
     bus = Bus()
     topic = bus.topic("news")
     await done(publish(topic, events(b"0")))
-    assert bus.broker.alter_topic("news", {"ack": "written", "retention_bytes": 77}).result() is topic
+    assert bus.broker.alter_topic("news", {"ack": "written", "retention_bytes": 77}, principal=SERVER).result() is topic
     (receipt,) = publish(topic, events(b"1"))
     assert receipt.done
     bus = await bus.restart()
@@ -223,7 +224,7 @@ async def test_a_smaller_segment_holds_from_the_next_record_on() -> None:
     for _ in range(3):
         publish(topic, events(b"x" * 1000))
     assert topic.partitions[0].log.part_count == 1
-    bus.broker.alter_topic("news", {"segment_bytes": 1024}).result()
+    bus.broker.alter_topic("news", {"segment_bytes": 1024}, principal=SERVER).result()
     for _ in range(3):
         publish(topic, events(b"x" * 1000))
     assert topic.partitions[0].log.part_count > 1
@@ -235,12 +236,12 @@ async def test_partitions_can_grow_and_never_shrink() -> None:
     bus = Bus()
     topic = bus.topic("news", 2, ack="written")
     publish(topic, events(b"0", b"1"))
-    bus.broker.alter_topic("news", {"partitions": 4}).result()
+    bus.broker.alter_topic("news", {"partitions": 4}, principal=SERVER).result()
     publish(topic, events(b"2", b"3", b"4", b"5"))
     assert sum(len(payloads(one)) for one in topic.partitions) == 6
     for partitions in (3, 0, PARTITIONS_MAX + 1, "5"):
         with pytest.raises(InvalidSettingError):
-            bus.broker.alter_topic("news", {"partitions": partitions}).result()
+            bus.broker.alter_topic("news", {"partitions": partitions}, principal=SERVER).result()
     bus = await bus.restart()
     assert len(bus.broker.topic("news").partitions) == 4
     await bus.broker.close()
@@ -252,9 +253,9 @@ async def test_a_change_that_is_refused_changes_nothing() -> None:
     topic = bus.topic("news")
     for changes in ({"engine": "memory"}, {"colour": "red"}, {"ack": "written", "retention_bytes": -1}):
         with pytest.raises(InvalidSettingError):
-            bus.broker.alter_topic("news", changes).result()
+            bus.broker.alter_topic("news", changes, principal=SERVER).result()
     with pytest.raises(UnknownTopicError):
-        bus.broker.alter_topic("olds", {"ack": "written"}).result()
+        bus.broker.alter_topic("olds", {"ack": "written"}, principal=SERVER).result()
     assert topic.settings == TopicSettings()
     bus = await bus.restart()
     assert bus.broker.topic("news").settings == TopicSettings()
@@ -272,8 +273,8 @@ async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
 
     bus.broker.on_topics_changed = note
     bus.topic("a")
-    bus.broker.alter_topic("a", {"partitions": 2}).result()
-    bus.broker.remove_topic("a").result()
+    bus.broker.alter_topic("a", {"partitions": 2}, principal=SERVER).result()
+    bus.broker.remove_topic("a", principal=SERVER).result()
     assert told == [("a", {"a": 1}), ("a", {"a": 2}), ("a", {})]
     await bus.broker.close()
 
@@ -285,7 +286,7 @@ async def test_who_keeps_a_list_of_topics_is_told_of_each_change() -> None:
 async def test_a_topic_made_again_begins_at_offset_0() -> None:
     bus = Bus()
     await done(publish(bus.topic("news"), events(b"old")))
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     with pytest.raises(UnknownTopicError):
         bus.broker.topic("news")
     topic = bus.topic("news")
@@ -308,7 +309,7 @@ async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> Non
     await gate.reached()
     removing = threading.Timer(0, gate.open)  # the removal waits for the flush that is under way
     removing.start()
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     removing.join()
     assert all(isinstance(receipt.error, TopicClosedError) for receipt in receipts)
     await bus.broker.close()
@@ -318,7 +319,7 @@ async def test_publishers_who_wait_are_told_when_their_topic_is_removed() -> Non
 async def test_what_was_gathered_for_a_removed_topic_is_refused() -> None:
     bus = Bus()
     (receipt,) = publish_payloads(bus.topic("news"), [b"x"], [NOW])
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     await turns()
     assert isinstance(receipt.error, TopicClosedError)
     await bus.broker.close()
@@ -373,11 +374,11 @@ async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None
     await done(publish(bus.topic("news"), events(b"0")))
     files.fail("rename", suffix="/news")
     with pytest.raises(StorageError):
-        bus.broker.remove_topic("news").result()
+        bus.broker.remove_topic("news", principal=SERVER).result()
     topic = bus.broker.topic("news")
     await done(publish(topic, events(b"1")))
     assert payloads(topic.partitions[0]) == [b"0", b"1"]
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     assert bus.broker.topics() == []
     await bus.broker.close()
 
@@ -403,7 +404,7 @@ async def test_an_event_is_recorded_by_the_nearest_topic_above_it_alone() -> Non
 async def test_a_subject_without_a_topic_is_live_only() -> None:
     bus = Bus()
     heard: list[Event] = []
-    subscription = bus.broker.subscribe(exactly("nowhere"), heard.extend)
+    subscription = bus.broker.subscribe(exactly("nowhere"), heard.extend, principal=SERVER)
     assert publish(bus.broker, events(b"x", subject="nowhere")) == []
     assert heard == [Event("nowhere", b"x", None, (), NOW)]
     bus.broker.unsubscribe(subscription)
@@ -419,7 +420,7 @@ async def test_a_new_topic_records_a_subject_that_was_live_only_until_then() -> 
     topic = bus.topic("a")
     await done(publish(bus.broker, events(b"1", subject="a/b")))
     assert payloads(topic.partitions[0]) == [b"1"]
-    bus.broker.remove_topic("a").result()
+    bus.broker.remove_topic("a", principal=SERVER).result()
     assert publish(bus.broker, events(b"2", subject="a/b")) == []
     await bus.broker.close()
 
@@ -432,7 +433,7 @@ async def test_a_receiver_may_publish_again_while_it_is_called() -> None:
     def answer(got: Sequence[Event]) -> None:
         publish(bus.broker, [Event("echo", event.payload) for event in got])
 
-    bus.broker.subscribe(exactly("news"), answer)
+    bus.broker.subscribe(exactly("news"), answer, principal=SERVER)
     await done(publish(bus.topic("news"), events(b"x")))
     await bus.broker.topic("echo").partitions[0].wait(0)
     assert payloads(bus.broker.topic("echo").partitions[0]) == [b"x"]
@@ -445,7 +446,7 @@ async def test_subscriptions_of_many_partitions_and_topics_hear_each_event_once(
     bus.topic("a", 3)
     bus.topic("b", ack="accepted")
     heard: list[bytes | None] = []
-    bus.broker.subscribe(EVERYTHING, lambda got: heard.extend(event.payload for event in got))
+    bus.broker.subscribe(EVERYTHING, lambda got: heard.extend(event.payload for event in got), principal=SERVER)
     sent = [Event("ab"[number % 2], b"%d" % number, b"%d" % number) for number in range(60)]
     await done(publish(bus.broker, sent))
     assert sorted(heard, key=str) == sorted((event.payload for event in sent), key=str)
@@ -523,7 +524,7 @@ async def test_a_topic_whose_engine_refuses_to_remove_it_is_gone_and_can_be_made
     bus = Bus(others={"db": FolderStore(files, "db", ManualClock(NOW), Fit(reads_wait=False))})
     await done(publish(bus.topic("news", engine="db"), events(b"x")))
     files.fail("rename", suffix="topics/news")
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     assert not bus.broker.has_topic("news")
     assert bus.broker.topic_of("news/sport") is None
     assert bus.topic("news", engine="db").partitions[0].next_offset == 0
@@ -536,20 +537,20 @@ async def test_changes_of_one_topic_are_made_in_the_order_in_which_they_were_ask
     bus = Bus()
     bus.broker._catalog.fit = Fit()  # its calls wait: each change is made in a thread
     changes: list[Promise] = [
-        bus.broker.create_topic("a"),
-        bus.broker.alter_topic("a", {"partitions": 2}),
-        bus.broker.create_topic("a"),
-        bus.broker.remove_topic("a"),
-        bus.broker.alter_topic("a", {"partitions": 3}),
-        bus.broker.create_topic("a", 4),
+        bus.broker.create_topic("a", principal=SERVER),
+        bus.broker.alter_topic("a", {"partitions": 2}, principal=SERVER),
+        bus.broker.create_topic("a", principal=SERVER),
+        bus.broker.remove_topic("a", principal=SERVER),
+        bus.broker.alter_topic("a", {"partitions": 3}, principal=SERVER),
+        bus.broker.create_topic("a", 4, principal=SERVER),
     ]
     assert not bus.broker.has_topic("a")
     await done(changes)
     errors = [type(change.error) for change in changes]
     assert errors == [type(None), type(None), TopicExistsError, type(None), UnknownTopicError, type(None)]
     assert len(bus.broker.topic("a").partitions) == 4
-    late = bus.broker.create_topic("late")
+    late = bus.broker.create_topic("late", principal=SERVER)
     await bus.broker.close()
     assert late.done
-    assert type((await done([bus.broker.create_topic("later")]))[0].error) is TopicClosedError
+    assert type((await done([bus.broker.create_topic("later", principal=SERVER)]))[0].error) is TopicClosedError
     assert Bus(bus.files, clock=clock).broker.topic_names() == ["a", "late"]

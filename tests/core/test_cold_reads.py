@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+from babelbus.core.access import SERVER
 from babelbus.core.groups.settings import END, GroupSettings
 from babelbus.core.record import Event
 from babelbus.core.work import Work
@@ -124,7 +125,7 @@ async def test_a_seek_forgets_what_is_on_its_way() -> None:
     taker = Taker(group)
     await turns()
     await cold.reached()
-    group.seek(END)
+    group.seek(END, principal=SERVER)
     crew.publish(6)
     cold.thaw()
     assert await until_got(taker, 1) == [6]

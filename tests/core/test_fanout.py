@@ -3,6 +3,7 @@
 import pytest
 
 from babelbus.core import fanout
+from babelbus.core.access import SERVER
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.router import Router
 from babelbus.core.subject import EVERYTHING, exactly
@@ -17,7 +18,7 @@ class Hub:
         self.fanout: Fanout[str, str, Fan[str]] = Fanout(self._make)
 
     def add(self, key: str | None, owner: str) -> None:
-        self.router.add(EVERYTHING if key is None else exactly(key), lambda events: None, owner=owner)
+        self.router.add(EVERYTHING if key is None else exactly(key), lambda events: None, owner=owner, principal=SERVER)
 
     def _make(self, key: str) -> Fan[str]:
         self.made += 1

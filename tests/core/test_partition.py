@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from babelbus.config import Ack
+from babelbus.core.access import SERVER
 from babelbus.core.partition import DEFERRED_BYTES_MAX, Partition, TopicClosedError
 from babelbus.core.receipt import Receipt
 from babelbus.errors import StorageError
@@ -32,7 +33,7 @@ class Held:
         return self.partition.append(batch)
 
     def alter(self, ack: Ack) -> None:
-        self.bus.broker.alter_topic("news", {"ack": ack}).result()
+        self.bus.broker.alter_topic("news", {"ack": ack}, principal=SERVER).result()
 
     def failing(self) -> StorageError | None:
         return self.partition.failing
@@ -215,7 +216,7 @@ async def test_waiting_ends_when_the_topic_goes_away() -> None:
     held = Held("written")
     waiting = asyncio.ensure_future(held.partition.wait(0))
     await turns()
-    held.bus.broker.remove_topic("news").result()
+    held.bus.broker.remove_topic("news", principal=SERVER).result()
     with pytest.raises(TopicClosedError):
         await waiting
     with pytest.raises(TopicClosedError):

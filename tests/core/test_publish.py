@@ -81,7 +81,7 @@ async def test_rights_are_asked_of_the_topic_that_records_and_of_each_subject_th
     bus = Bus()
     bus.topic("plant/line1")
     heard: list[str] = []
-    bus.broker.subscribe(EVERYTHING, lambda found: heard.extend(event.subject for event in found))
+    bus.broker.subscribe(EVERYTHING, lambda found: heard.extend(event.subject for event in found), principal=SERVER)
     for subject, allowed in (("plant/line1/a", True), ("plant/line2/a", True), ("office", False)):
         receipt = bus.broker.publish(Publication(ONLY_PLANT, "test", events(b"x", subject=subject)))
         await done([receipt])
@@ -115,7 +115,7 @@ async def test_what_the_disk_refuses_is_not_counted_and_not_shown() -> None:
     bus = Bus(files)
     bus.topic()
     heard: list[Event] = []
-    bus.broker.subscribe(EVERYTHING, heard.extend)
+    bus.broker.subscribe(EVERYTHING, heard.extend, principal=SERVER)
     files.bytes_max = files.bytes_used
     for content in CONTENTS.values():
         receipt = bus.broker.publish(Publication(CLIENT, "test", content, "news"))
@@ -199,7 +199,7 @@ async def test_live_subscribers_hear_gathered_publications_each_with_its_own_sou
     bus = Bus()
     bus.topic(ack="written")
     heard: list[Event] = []
-    bus.broker.subscribe(EVERYTHING, heard.extend)
+    bus.broker.subscribe(EVERYTHING, heard.extend, principal=SERVER)
     sources = [((b"ce_source", b"%d" % number),) for number in range(3)]
     sent = [msgspec.structs.replace(plain(b"%d" % number), source=sources[number]) for number in range(3)]
     sent[1] = msgspec.structs.replace(sent[1], content=batch(b"1"), producer_id=7)
@@ -216,7 +216,7 @@ def test_live_subscribers_hear_a_publication_before_its_publisher_is_answered(ac
         bus = Bus()
         bus.topic(ack=ack)
         order: list[str] = []
-        bus.broker.subscribe(EVERYTHING, lambda events: order.extend(["heard"] * len(events)))
+        bus.broker.subscribe(EVERYTHING, lambda events: order.extend(["heard"] * len(events)), principal=SERVER)
         receipts = [bus.broker.publish(plain(b"x")) for _ in range(count)]
         for receipt in receipts:
             receipt.when_done(lambda _: order.append("answered"))
@@ -236,7 +236,7 @@ async def test_live_subscribers_hear_no_publication_that_was_refused() -> None:
     bus = Bus(files)
     bus.topic(ack="written")
     heard: list[Event] = []
-    bus.broker.subscribe(EVERYTHING, heard.extend)
+    bus.broker.subscribe(EVERYTHING, heard.extend, principal=SERVER)
     files.fail("pwrite", suffix=".log")
     (refused,) = await done([bus.broker.publish(plain(b"lone"))])
     assert isinstance(refused.error, DiskError)
@@ -284,7 +284,7 @@ async def test_whoever_looks_at_a_partition_sees_what_was_published_before() -> 
     partition.watch(4, lambda: woken.append(4))
     assert woken == [4]
     receipt = bus.broker.publish(plain(b"5"))
-    bus.broker.alter_topic("news", {"ack": "flushed", "partitions": 2}).result()
+    bus.broker.alter_topic("news", {"ack": "flushed", "partitions": 2}, principal=SERVER).result()
     assert receipt.done  # at the level of when it was published
     await bus.broker.close()
 
@@ -295,7 +295,7 @@ async def test_what_was_gathered_shares_the_fate_of_its_topic_alone() -> None:
     for name in ("news", "olds"):
         bus.topic(name, ack="written")
     lost, kept = bus.broker.publish(plain(b"x")), bus.broker.publish(plain(b"x", topic="olds"))
-    bus.broker.remove_topic("news").result()
+    bus.broker.remove_topic("news", principal=SERVER).result()
     await done([kept])
     assert lost.done
     assert (kept.done, kept.error) == (True, None)
@@ -345,7 +345,9 @@ async def test_live_receivers_see_all_kinds_in_order_with_the_publisher_s_name()
     bus = Bus()
     bus.topic()
     heard: list[tuple[bytes | None, Sequence[tuple[bytes, bytes | None]]]] = []
-    bus.broker.subscribe(EVERYTHING, lambda found: heard.extend((event.payload, event.headers) for event in found))
+    bus.broker.subscribe(
+        EVERYTHING, lambda found: heard.extend((event.payload, event.headers) for event in found), principal=SERVER
+    )
     source = ((b"ce_source", b"jebp:a"),)
     contents: list[Content] = [Payloads([b"1"], [NOW]), batch(b"2"), events(b"3")]
     await done([bus.broker.publish(Publication(CLIENT, "test", one, "news", source=source)) for one in contents])
@@ -358,7 +360,7 @@ async def test_the_server_s_own_topics_are_not_shown_to_live_receivers() -> None
     bus = Bus()
     heard: list[Event] = []
     state = bus.open_state()
-    bus.broker.subscribe(EVERYTHING, heard.extend)
+    bus.broker.subscribe(EVERYTHING, heard.extend, principal=SERVER)
     state.set("a", b"1")
     await state.commit("test").wait()
     assert [event.subject for event in heard] == ["a"]

@@ -123,7 +123,7 @@ async def test_live_subscriptions_and_memberships_share_a_quota_until_they_end()
     broker = bus.broker
     bus.topic("work")
     groups = broker.open_groups(bus.files, "data")
-    group = groups.ensure("work", "g")
+    group = groups.ensure("work", "g", principal=SERVER)
     first = broker.subscribe(below("a"), lambda _: None, ALICE)
     member = group.join(lambda _: None, principal=ALICE)
     with pytest.raises(QuotaExceededError, match="2 subscriptions of 'alice'"):
@@ -139,7 +139,7 @@ async def test_live_subscriptions_and_memberships_share_a_quota_until_they_end()
     assert bus.quotas.describe() == {"bob": {"subscriptions": 1}}
     for _ in range(2):
         group.join(lambda _: None, principal=ALICE)
-    await groups.remove("work", "g").wait()
+    await groups.remove("work", "g", principal=SERVER).wait()
     assert bus.quotas.describe() == {"bob": {"subscriptions": 1}}
     await broker.close()
 
@@ -156,7 +156,7 @@ async def test_a_principal_makes_so_many_topics_and_owns_them_after_a_restart() 
     with pytest.raises(QuotaExceededError, match="2 topics of 'alice'"):
         await both[2].wait()
     assert (bus.broker.find_topic("c"), refusals(bus, "topics")) == (None, 1)
-    await create("d").wait()  # by the server itself
+    await create("d", principal=SERVER).wait()  # by the server itself
     await bus.broker.close()
 
     again = Bus(bus.files, quotas=QuotaSettings(topics=2))
@@ -165,7 +165,7 @@ async def test_a_principal_makes_so_many_topics_and_owns_them_after_a_restart() 
     create, remove = again.broker.create_topic, again.broker.remove_topic
     with pytest.raises(QuotaExceededError):
         await create("c", principal=alice).wait()
-    await remove("a").wait()
+    await remove("a", principal=SERVER).wait()
     with pytest.raises(TopicExistsError):
         await create("b", principal=alice).wait()
     await create("c", principal=alice).wait()
@@ -191,7 +191,7 @@ async def test_a_topic_that_could_not_be_made_is_not_counted() -> None:
 async def test_requests_in_flight_have_a_quota_until_their_reply_or_deadline() -> None:
     bus = Bus(quotas=QuotaSettings(requests=2))
     asked: list[Question] = []
-    bus.broker.responders.add(exactly("svc"), asked.append)
+    bus.broker.responders.add(exactly("svc"), asked.append, principal=SERVER)
 
     def ask(principal: Identity) -> Request[Reply]:
         return bus.broker.request("svc", b"?", (), bus.clock.monotonic() + 10, principal)

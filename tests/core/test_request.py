@@ -3,7 +3,7 @@
 import pytest
 
 from babelbus.core import request as requests
-from babelbus.core.access import CLIENT, NOBODY, AccessRefusedError
+from babelbus.core.access import CLIENT, NOBODY, SERVER, AccessRefusedError
 from babelbus.core.request import (
     NoRespondersError,
     Question,
@@ -35,7 +35,7 @@ def in_flight(bus: Bus) -> float | None:
 async def test_a_question_reaches_a_responder_whose_reply_resolves_the_request() -> None:
     bus = Bus()
     asked: list[Question] = []
-    bus.broker.responders.add(below("svc"), asked.append)
+    bus.broker.responders.add(below("svc"), asked.append, principal=SERVER)
     request = ask(bus)
     assert not request.done
     assert [(one.subject, one.payload, one.principal) for one in asked] == [("svc/a", b"?", CLIENT)]
@@ -51,7 +51,7 @@ async def test_a_question_reaches_a_responder_whose_reply_resolves_the_request()
 @in_loop
 async def test_where_nobody_answers_the_requester_is_told_at_once() -> None:
     bus = Bus()
-    responder = bus.broker.responders.add(exactly("svc/a"), lambda _: None)
+    responder = bus.broker.responders.add(exactly("svc/a"), lambda _: None, principal=SERVER)
     assert isinstance(ask(bus, "svc/b").error, NoRespondersError)
     bus.broker.responders.remove(responder)
     assert isinstance(ask(bus).error, NoRespondersError)
@@ -65,7 +65,7 @@ async def test_responders_of_a_group_share_the_work_and_of_several_groups_the_fi
     bus = Bus()
     asked: dict[str, list[Question]] = {name: [] for name in ("a1", "a2", "b")}
     for name, questions in asked.items():
-        bus.broker.responders.add(below("svc"), questions.append, group=name[0])
+        bus.broker.responders.add(below("svc"), questions.append, group=name[0], principal=SERVER)
     made = [ask(bus) for _ in range(4)]
     assert [len(questions) for questions in asked.values()] == [2, 2, 4]
     assert bus.broker.respond(asked["b"][0].key, Reply(b"b"))
@@ -79,7 +79,7 @@ async def test_responders_of_a_group_share_the_work_and_of_several_groups_the_fi
 async def test_a_deadline_is_absolute_and_each_request_has_its_own() -> None:
     bus = Bus()
     asked: list[Question] = []
-    bus.broker.responders.add(below("svc"), asked.append)
+    bus.broker.responders.add(below("svc"), asked.append, principal=SERVER)
     long, short = ask(bus, seconds=10), ask(bus, seconds=1)
     bus.clock.advance(1)
     bus.broker.responders.requests.tick()
@@ -94,7 +94,7 @@ async def test_a_deadline_is_absolute_and_each_request_has_its_own() -> None:
 @in_loop
 async def test_a_request_whose_time_is_over_ends_without_anybody_s_asking() -> None:
     bus = Bus()
-    bus.broker.responders.add(below("svc"), lambda _: None)
+    bus.broker.responders.add(below("svc"), lambda _: None, principal=SERVER)
     with pytest.raises(RequestTimeoutError):
         await ask(bus, seconds=0).wait()
     await bus.broker.close()
@@ -145,7 +145,7 @@ async def test_requests_that_are_answered_leave_nothing_behind_before_their_dead
 async def test_a_responder_may_say_that_it_has_no_reply() -> None:
     bus = Bus()
     asked: list[Question] = []
-    bus.broker.responders.add(exactly("svc/a"), asked.append)
+    bus.broker.responders.add(exactly("svc/a"), asked.append, principal=SERVER)
     assert (bus.broker.responders.answers("svc/a"), bus.broker.responders.answers("svc/b")) == (True, False)
     request = ask(bus)
     assert bus.broker.responders.requests.waits(asked[0].key)
@@ -160,7 +160,7 @@ async def test_a_responder_may_say_that_it_has_no_reply() -> None:
 @in_loop
 async def test_the_bus_remembers_no_question_that_was_given_up() -> None:
     bus = Bus()
-    bus.broker.responders.add(exactly("svc/a"), lambda _: None)
+    bus.broker.responders.add(exactly("svc/a"), lambda _: None, principal=SERVER)
     bus.broker.responders.requests.abandon(ask(bus))
     assert bus.broker.responders.requests.abandoned("svc/a") is None
     await bus.broker.close()

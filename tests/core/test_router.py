@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from babelbus.core import router as routers
 from babelbus.core import subject_index
+from babelbus.core.access import SERVER
 from babelbus.core.record import Event
 from babelbus.core.router import INDEXED_MAX, Route, Router, Subscription
 from babelbus.core.subject import EVERYTHING, PathPattern, Pattern, below, exactly
@@ -30,8 +31,8 @@ def event(subject: str, payload: bytes = b"") -> Event:
 
 def test_each_receiver_gets_its_events_together_and_in_order() -> None:
     router, exact, wide = Router(), Listener(), Listener()
-    router.add(exactly("a/b"), exact)
-    router.add(below("a"), wide)
+    router.add(exactly("a/b"), exact, principal=SERVER)
+    router.add(below("a"), wide, principal=SERVER)
     router.route([event("a/b", b"1"), event("a/c", b"2"), event("x", b"3"), event("a/b", b"4")])
     assert exact.calls == [[b"1", b"4"]]
     assert wide.calls == [[b"1", b"2", b"4"]]
@@ -39,7 +40,7 @@ def test_each_receiver_gets_its_events_together_and_in_order() -> None:
 
 def test_who_wants_nothing_of_it_is_not_called() -> None:
     router, listener = Router(), Listener()
-    router.add(exactly("a"), listener)
+    router.add(exactly("a"), listener, principal=SERVER)
     router.route([event("b")])
     assert listener.calls == []
 
@@ -48,7 +49,7 @@ def test_who_wants_nothing_of_it_is_not_called() -> None:
 def test_a_subscription_begins_and_ends_at_once_although_look_ups_are_remembered(pattern: PathPattern) -> None:
     router, listener = Router(), Listener()
     assert router.find("a") == ()
-    subscription = router.add(pattern, listener)
+    subscription = router.add(pattern, listener, principal=SERVER)
     assert not router.empty
     router.route([event("a", b"1")])
     router.remove(subscription)
@@ -64,8 +65,8 @@ def test_a_receiver_that_fails_costs_the_others_nothing(caplog: pytest.LogCaptur
     def broken(events: Sequence[Event]) -> None:
         raise ValueError("a bug")
 
-    router.add(exactly("a"), broken)
-    router.add(exactly("a"), listener)
+    router.add(exactly("a"), broken, principal=SERVER)
+    router.add(exactly("a"), listener, principal=SERVER)
     with caplog.at_level(logging.ERROR):
         router.route([event("a", b"1")])
     assert listener.calls == [[b"1"]]
@@ -75,7 +76,7 @@ def test_a_receiver_that_fails_costs_the_others_nothing(caplog: pytest.LogCaptur
 def test_subjects_that_clients_choose_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "CACHE_MAX", 4)
     router = Router()
-    router.add(EVERYTHING, Listener())
+    router.add(EVERYTHING, Listener(), principal=SERVER)
     for number in range(20):
         assert len(router.find(str(number))) == 1
     assert len(router._cache) <= 4
@@ -84,7 +85,7 @@ def test_subjects_that_clients_choose_do_not_fill_the_memory(monkeypatch: pytest
 def test_an_exact_subscription_concerns_its_own_subject_alone() -> None:
     router = Router()
     routes = {subject: router.route_of(subject) for subject in ("a/b", "a/c", "x")}
-    subscription = router.add(exactly("a/b"), Listener())
+    subscription = router.add(exactly("a/b"), Listener(), principal=SERVER)
     assert [route.valid for route in routes.values()] == [False, True, True]
     again = router.route_of("a/b")
     router.remove(subscription)
@@ -96,7 +97,7 @@ def test_an_exact_subscription_concerns_its_own_subject_alone() -> None:
 def test_a_pattern_concerns_the_remembered_subjects_that_it_matches(pattern: PathPattern) -> None:
     router = Router()
     routes = {subject: router.route_of(subject) for subject in ("a/b", "x", "x/y")}
-    router.remove(router.add(pattern, Listener()))
+    router.remove(router.add(pattern, Listener(), principal=SERVER))
     assert [route.valid for route in routes.values()] == [False, True, True]
 
 
@@ -107,11 +108,11 @@ def test_with_many_subjects_remembered_a_pattern_forgets_those_below_its_first_e
     router = Router()
     plant = [router.route_of(f"plant/{number}") for number in range(20)]
     other = [router.route_of(f"other/{number}") for number in range(20)]
-    router.add(PathPattern(("plant", None, "x")), Listener())
+    router.add(PathPattern(("plant", None, "x")), Listener(), principal=SERVER)
     assert not any(route.valid for route in plant)
     assert all(route.valid for route in other)
     assert [router.route_of(route.subject) is route for route in (*plant, *other)] == [False] * 20 + [True] * 20
-    router.add(PathPattern((None, "x")), Listener())
+    router.add(PathPattern((None, "x")), Listener(), principal=SERVER)
     assert not any(route.valid for route in other)
     assert not router._cached
 
@@ -119,7 +120,7 @@ def test_with_many_subjects_remembered_a_pattern_forgets_those_below_its_first_e
 def test_subscriptions_that_share_a_receiver_get_an_event_once_between_them() -> None:
     router, listener = Router(), Listener()
     for owner, pattern in enumerate((exactly("a"), EVERYTHING, PathPattern((None,)))):
-        router.add(pattern, listener, shared=True, owner=owner)
+        router.add(pattern, listener, shared=True, owner=owner, principal=SERVER)
     router.route([event("a", b"1"), event("b", b"2")])
     assert listener.calls == [[b"1", b"2"]]
     assert [one.owner for one in router.find("a")] == [0, 1, 2]
@@ -127,8 +128,8 @@ def test_subscriptions_that_share_a_receiver_get_an_event_once_between_them() ->
 
 def test_an_event_does_not_come_back_to_the_receiver_that_it_came_via() -> None:
     router, own, other = Router(), Listener(), Listener()
-    router.add(EVERYTHING, own, shared=True)
-    router.add(EVERYTHING, other)
+    router.add(EVERYTHING, own, shared=True, principal=SERVER)
+    router.add(EVERYTHING, other, principal=SERVER)
     router.route([Event("a", b"1", via=own), event("a", b"2")])
     assert own.calls == [[b"2"]]
     assert other.calls == [[b"1", b"2"]]
@@ -138,7 +139,7 @@ def test_very_long_subjects_are_not_remembered() -> None:
     router, listener = Router(), Listener()
     subject = "x" * 100_000
     assert router.find(subject) == ()
-    router.add(exactly(subject), listener)
+    router.add(exactly(subject), listener, principal=SERVER)
     router.route([event(subject, b"1")])
     assert listener.calls == [[b"1"]]
     assert not router._cache
@@ -177,7 +178,7 @@ def test_30_000_unrelated_patterns_are_not_compared_with_a_new_subject(shape: Ca
     router = Router()
     count = 300 if shape is SHAPES[4] else 30_000
     for number in range(1, count):
-        router.add(Counting(shape(number)), Listener(), shared=True)
+        router.add(Counting(shape(number)), Listener(), shared=True, principal=SERVER)
     Counting.compared = 0
     for number in range(100):
         assert not router.find(f"plant/new{number}/x/y/z")
@@ -189,10 +190,10 @@ def test_the_coming_and_going_of_a_pattern_is_compared_with_the_subjects_below_i
     for number in range(10_000):
         router.route_of(f"plant/{number % 100}/{number}")
         if number % INDEXED_MAX == 0:  # new subjects enter the index when some pattern changes
-            router.remove(router.add(PathPattern(("elsewhere", None)), Listener()))
-    router.remove(router.add(PathPattern(("elsewhere", None)), Listener()))
+            router.remove(router.add(PathPattern(("elsewhere", None)), Listener(), principal=SERVER))
+    router.remove(router.add(PathPattern(("elsewhere", None)), Listener(), principal=SERVER))
     Counting.compared = 0
-    router.remove(router.add(Counting(PathPattern(("plant", "7", None))), Listener()))
+    router.remove(router.add(Counting(PathPattern(("plant", "7", None))), Listener(), principal=SERVER))
     assert Counting.compared <= 200
     assert len(router._cache) == 10_000 - 100
 
@@ -200,7 +201,7 @@ def test_the_coming_and_going_of_a_pattern_is_compared_with_the_subjects_below_i
 def test_many_new_subjects_are_forgotten_when_a_pattern_changes_and_found_again() -> None:
     router = Router()
     routes = [router.route_of(f"plant/{number}") for number in range(INDEXED_MAX + 1)]
-    made = router.add(PathPattern(("elsewhere", None)), Listener())
+    made = router.add(PathPattern(("elsewhere", None)), Listener(), principal=SERVER)
     assert not router._cache
     assert not any(route.valid for route in routes)
     assert router.find("plant/1") == ()
@@ -222,7 +223,7 @@ def test_patterns_that_differ_only_behind_the_deepest_branch_are_found(
     make: Callable[[int], Pattern], subject: str
 ) -> None:
     router = Router()
-    made = [router.add(make(number), Listener()) for number in range(2 * subject_index.FEW_MAX)]
+    made = [router.add(make(number), Listener(), principal=SERVER) for number in range(2 * subject_index.FEW_MAX)]
     assert [router.find(f"{subject}{number}") for number in range(len(made))] == [(one,) for one in made]
     for one in made:
         router.remove(one)
@@ -263,7 +264,7 @@ class AgainstAScan(RuleBasedStateMachine):
     @rule(patterns=st.lists(path_patterns | sbus_patterns, min_size=1, max_size=6))
     def add(self, patterns: list[Pattern]) -> None:
         for pattern in patterns:
-            self.present.append(self.router.add(pattern, Listener()))
+            self.present.append(self.router.add(pattern, Listener(), principal=SERVER))
 
     @rule(data=st.data(), again=st.booleans())
     def remove(self, data: st.DataObject, again: bool) -> None:

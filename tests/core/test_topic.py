@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from babelbus.core.access import SERVER
 from babelbus.core.record import Event
 from babelbus.core.subject import EVERYTHING, LENGTH_MAX, below
 from babelbus.core.topic import (
@@ -287,7 +288,7 @@ async def test_a_batch_goes_to_the_partition_that_it_names() -> None:
 class Heard:
     def __init__(self, bus: Bus) -> None:
         self.events: list[Event] = []
-        bus.broker.subscribe(EVERYTHING, self.take)
+        bus.broker.subscribe(EVERYTHING, self.take, principal=SERVER)
 
     def take(self, events: Sequence[Event]) -> None:
         self.events += events
@@ -357,7 +358,7 @@ async def test_a_subject_below_the_topic_travels_as_a_header_and_comes_back() ->
     bus = Bus()
     topic = bus.topic("plant")
     heard: list[Event] = []
-    bus.broker.subscribe(below("plant"), heard.extend)
+    bus.broker.subscribe(below("plant"), heard.extend, principal=SERVER)
     await done(publish(bus.broker, events(b"hot", subject="plant/line1/temp")))
     (record,) = read(topic.partitions[0])
     assert record.headers == ((SUBJECT_HEADER, b"plant/line1/temp"),)

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from babelbus.cli.repair import check
 from babelbus.config import Config, GroupsSettings, StateSettings, StorageSettings, TopicDefaults
+from babelbus.core.access import SERVER
 from babelbus.core.groups import at_offset
 from babelbus.core.record import Event
 from babelbus.core.topic import Topic
@@ -68,11 +69,11 @@ async def fill(server: Server) -> None:
     """Make every kind of file that a data folder has."""
     broker = server.broker
     for topic, settings_of in TOPICS.items():
-        await broker.create_topic(topic, 1, dict(settings_of))
+        await broker.create_topic(topic, 1, dict(settings_of), principal=SERVER)
         for number in range(COUNT):
             (receipt,) = await done(publish(broker, [event(topic, number)]))
             assert (receipt.error, receipt.base_offset) == (None, number)
-        broker.groups.create(topic, "workers", start=at_offset(COMMITTED))
+        broker.groups.create(topic, "workers", start=at_offset(COMMITTED), principal=SERVER)
         staged = broker.staging.stage("t", 0, "p", topic, batch(b"x", b"y"), first_record=0)
         await done([staged])
         assert staged.error is None

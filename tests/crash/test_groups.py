@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from babelbus.clock import SystemClock
+from babelbus.core.access import SERVER
 from babelbus.core.broker import Broker
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.member import Member
@@ -99,11 +100,11 @@ async def work(folder: str, seed: int) -> None:
         loop=loop,
     )
     broker.open()
-    topic = broker.find_topic("work") or await broker.create_topic("work", 2)
+    topic = broker.find_topic("work") or await broker.create_topic("work", 2, principal=SERVER)
     groups = Groups(broker, files, folder, clock=clock, loop=loop, commit_seconds=0.02)
     groups.open()
     settings = GroupSettings(ack="explicit", attempts_max=None, retry_seconds=0.001)
-    group = groups.ensure("work", "g", settings, start=BEGINNING)
+    group = groups.ensure("work", "g", settings, start=BEGINNING, principal=SERVER)
     count = 0
     members: list[Member] = []
 
@@ -128,7 +129,9 @@ async def work(folder: str, seed: int) -> None:
 
     def join() -> None:
         at = len(members)
-        members.append(group.join(lambda deliveries: receive(at, deliveries), window=chance.choice([1, 7, 40])))
+        members.append(
+            group.join(lambda deliveries: receive(at, deliveries), window=chance.choice([1, 7, 40]), principal=SERVER)
+        )
 
     join()
     join()

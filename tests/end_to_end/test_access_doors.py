@@ -332,7 +332,7 @@ def test_a_jebp_connection_ends_when_its_certificate_expires(tmp_path: Path) -> 
             made = principal("alice", alice)
             credentials = tuple(expiring(one) for one in made.credentials)
             await put(server, msgspec.structs.replace(made, credentials=credentials), Row("alice", "publish", "#"))
-            await server.broker.create_topic("mine")
+            await server.broker.create_topic("mine", principal=SERVER)
             connections = server.services["jebp"].listeners.connections  # type: ignore[attr-defined]
             async with Client(server.addresses["jebp"], identity=alice) as client:
                 await client.publish("mine", b"1")
@@ -374,8 +374,8 @@ def test_jebp_knows_principals_by_certificate_and_revocation_closes_at_once(tmp_
         alice, stranger = Identity.generate(), Identity.generate()
         made = principal("alice", alice)
         await put(server, made, Row("alice", "publish", "mine/#"), Row("alice", "read", "mine/#"))
-        await server.broker.create_topic("mine")
-        await server.broker.create_topic("foreign")
+        await server.broker.create_topic("mine", principal=SERVER)
+        await server.broker.create_topic("foreign", principal=SERVER)
         address = server.addresses["jebp"]
         with pytest.raises(BabelbusError):
             async with Client(address, identity=stranger) as client:

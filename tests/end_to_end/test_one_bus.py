@@ -17,6 +17,7 @@ from babelbus.clients.sbus import Client as SbusClient
 from babelbus.clients.worterbuch.blocking import BlockingClient, BlockingSubscription
 from babelbus.clients.worterbuch.client import Event
 from babelbus.clients.worterbuch.errors import NoSuchValueError
+from babelbus.core.access import SERVER
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Publish
 from tests.support.sbus import configured, heard_before_barrier, join
 from tests.support.server import LiveServer
@@ -43,9 +44,9 @@ class Bus:
 
     def __init__(self, live: LiveServer) -> None:
         self.live = live
-        live.call(lambda: live.server.broker.create_topic("bus"))
-        live.call(lambda: live.server.broker.create_topic(SUBJECT))
-        live.call(lambda: live.server.broker.create_topic("kept", None, {"retain": "last"}))
+        live.call(lambda: live.server.broker.create_topic("bus", principal=SERVER))
+        live.call(lambda: live.server.broker.create_topic(SUBJECT, principal=SERVER))
+        live.call(lambda: live.server.broker.create_topic("kept", None, {"retain": "last"}, principal=SERVER))
         self.jebp = JebpClient(live.address, identity=live.admin)
         self.sbus: SbusClient = join(live, b"bus/", b"kept")
         self.tree = [self.tree_client(scheme) for scheme in ("tcp", "ws")]

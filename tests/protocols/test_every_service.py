@@ -21,6 +21,7 @@ from babelbus.config import (
     WorterbuchSettings,
     ZbusSettings,
 )
+from babelbus.core.access import SERVER
 from babelbus.core.record import Event
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.eventmesh.frames import FRAME_BYTES_MAX
@@ -378,7 +379,7 @@ async def fill(live: LiveServer) -> None:
     """Make what the requests ask for."""
     broker = live.server.broker
     for topic in ("large", "small", *(f"{'long' * 50}{number}" for number in range(20))):
-        await broker.create_topic(topic, 1, {"engine": "memory"})
+        await broker.create_topic(topic, 1, {"engine": "memory"}, principal=SERVER)
     publish(broker, [Event("large", LARGE)])
     for key, value in (("large", LARGE.decode()), ("small", "small")):
         broker.state.set(key, json.dumps(value).encode())

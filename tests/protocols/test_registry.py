@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from babelbus.config import Config
-from babelbus.core.access import CLIENT
+from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event
@@ -107,7 +107,7 @@ async def test_a_fifth_protocol_needs_an_entry_and_a_section(tmp_path: Path, mon
     monkeypatch.setitem(SERVICES, "toy", ToyService)
     known = msgspec.structs.asdict(configure(tmp_path))
     async with running(ToyConfig(**known)) as server:
-        await server.broker.create_topic("toys")
+        await server.broker.create_topic("toys", principal=SERVER)
         host, _, port = server.addresses["toy"].partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"ball\nwait\nkite\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.core.access import SERVER
 from babelbus.core.topic import Topic
 from babelbus.records.columns import decode_chunk, iterate
 from tests.support.bus import in_loop
@@ -59,7 +60,7 @@ async def test_a_folder_that_every_user_could_read_is_closed_to_others_and_opens
     open_to_all(folder)
     async with running(configure(folder)) as server:
         assert len(await payloads(server.broker.topic("rows"))) == 30
-        await server.broker.create_topic("new", 1, {"engine": "db"})
+        await server.broker.create_topic("new", 1, {"engine": "db"}, principal=SERVER)
         assert readable(Path(server.folder)) == []
 
 

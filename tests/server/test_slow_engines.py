@@ -10,6 +10,7 @@ import pytest
 
 from babelbus.clients.sbus import Client
 from babelbus.config import DbSettings
+from babelbus.core.access import SERVER
 from babelbus.protocols.sbus.session import UNSTORED_BYTES_MAX
 from babelbus.storage.files import File, LocalFiles
 from babelbus.web.token import read_token
@@ -53,7 +54,9 @@ def postgres() -> Iterator[PostgresServer]:
 def test_a_stopped_postgresql_delays_nobody_but_its_own_topics(postgres: PostgresServer, tmp_path: Path) -> None:
     with LiveServer(configure(tmp_path, db=DbSettings(postgres.url()), admin=True)) as live:
         for name, engine in (("rows", "db"), ("cold", "db"), ("news", "disk"), ("quick", "memory")):
-            live.call(lambda name=name, engine=engine: live.server.broker.create_topic(name, 1, {"engine": engine}))  # type: ignore[misc]
+            live.call(
+                lambda name=name, engine=engine: live.server.broker.create_topic(name, 1, {"engine": engine}, SERVER)  # type: ignore[misc]
+            )
         with live.caller() as writer, live.caller() as reader, live.caller() as other:
             assert publish_and_fetch(other, "cold", b"c") == [b"c"]
             assert publish_and_fetch(other, "rows", b"0") == [b"0"]
@@ -139,7 +142,7 @@ def test_a_disk_whose_every_sync_hangs_delays_no_topic_that_asks_for_none(tmp_pa
             "quick": {"engine": "memory"},
         }
         for name, settings in topics.items():
-            live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings))  # type: ignore[misc]
+            live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings, SERVER))  # type: ignore[misc]
         assert said(other.ask(create_topic("made"))[0]) == "a130"
         files.shut()
         try:
@@ -163,7 +166,7 @@ def test_an_sbus_publisher_waits_for_a_disk_that_hangs_and_other_clients_of_the_
     files = HeldFiles()
     payload = bytes(100_000)
     with LiveServer(configure(tmp_path), files=files) as live:
-        live.call(lambda: live.server.broker.create_topic("plant", 1))
+        live.call(lambda: live.server.broker.create_topic("plant", 1, principal=SERVER))
         with join(live) as publisher, join(live, b"other") as other:
             files.shut()
             try:
@@ -205,7 +208,7 @@ def test_a_change_of_the_topics_that_hangs_delays_nobody_else(tmp_path: Path) ->
     ):
         topics = {"written": {"ack": "written"}, "quick": {"engine": "memory"}, "old": {}, "grows": {"ack": "written"}}
         for name, settings in topics.items():
-            live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings))  # type: ignore[misc]
+            live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings, SERVER))  # type: ignore[misc]
         live.until(lambda: live.server._list.last.done)
         files.shut()
         try:
@@ -213,9 +216,12 @@ def test_a_change_of_the_topics_that_hangs_delays_nobody_else(tmp_path: Path) ->
             creator.send(create_topic("made"), create("made", b"behind"), create_topic("made"))
             live.until(lambda: files.waiting > 0)
             altered = threads.submit(
-                live.call, lambda: live.server.broker.alter_topic("grows", {"partitions": 2, "retention_bytes": 77})
+                live.call,
+                lambda: live.server.broker.alter_topic("grows", {"partitions": 2, "retention_bytes": 77}, SERVER),
             )
-            in_memory = threads.submit(live.call, lambda: live.server.broker.create_topic("m", 1, {"engine": "memory"}))
+            in_memory = threads.submit(
+                live.call, lambda: live.server.broker.create_topic("m", 1, {"engine": "memory"}, SERVER)
+            )
             remover.send(remove_topic("old"), create_topic("old"), create("old", b"new"))
             live.until(lambda: live.server.broker.find_topic("old") is None)
             for number in range(20):
@@ -238,7 +244,7 @@ def test_a_change_of_the_topics_that_hangs_delays_nobody_else(tmp_path: Path) ->
 def test_a_mask_of_zbus_that_hangs_delays_nobody_else(tmp_path: Path) -> None:
     files = HeldFiles()
     with LiveServer(configure(tmp_path, admin=True), files=files) as live, live.caller() as other:
-        live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}))
+        live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}, SERVER))
         files.shut()
         connection = http.client.HTTPConnection(live.server.addresses["zbus"], timeout=SAFETY_NET_SECONDS)
         try:
@@ -270,9 +276,9 @@ def test_a_change_of_a_group_that_hangs_delays_nobody_else(
 ) -> None:
     files = HeldFiles()
     with LiveServer(configure(tmp_path, admin=True), files=files) as live, live.caller() as other:
-        live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}))
+        live.call(lambda: live.server.broker.create_topic("quick", 1, {"engine": "memory"}, SERVER))
         for name in ("kept", "old"):
-            live.run(lambda name=name: live.server.broker.groups.create("quick", name).saved.wait())  # type: ignore[misc]
+            live.run(lambda name=name: live.server.broker.groups.create("quick", name, principal=SERVER).saved.wait())  # type: ignore[misc]
         token = {"Authorization": f"Bearer {read_token(str(tmp_path))}"}
         files.shut()
         connections = []
@@ -321,6 +327,6 @@ def test_a_new_topic_costs_few_syncs(tmp_path: Path) -> None:
     files = CountingFiles()
     with LiveServer(configure(tmp_path), files=files) as live:
         before = files.syncs
-        live.call(lambda: live.server.broker.create_topic("news"))
+        live.call(lambda: live.server.broker.create_topic("news", principal=SERVER))
         live.until(lambda: live.server._list.last.done)
         assert files.syncs - before <= 8  # two folders, and two each for settings, checkpoint and list

@@ -54,14 +54,14 @@ class Bus:
     def make(self, mq: str = "Q", *channels: str) -> None:
         """Make an MQ, anew and for the server, with channels of zbus."""
         if self.broker.has_topic(mq):
-            self.live.call(lambda: self.broker.remove_topic(mq))
-        self.live.call(lambda: self.broker.create_topic(mq, 1, {"engine": "disk"}))
+            self.live.call(lambda: self.broker.remove_topic(mq, principal=SERVER))
+        self.live.call(lambda: self.broker.create_topic(mq, 1, {"engine": "disk"}, principal=SERVER))
         settings = GroupSettings(filter_kind="zbus")
         for channel in channels:
             self.live.call(partial(self._make_channel, mq, channel, settings))
 
     def _make_channel(self, mq: str, channel: str, settings: GroupSettings) -> Promise:
-        return self.broker.groups.create(mq, channel, settings).saved
+        return self.broker.groups.create(mq, channel, settings, principal=SERVER).saved
 
     def join(self, name: str | None = None) -> "Client":
         """Open a WebSocket for a principal."""
@@ -278,8 +278,8 @@ def test_a_principal_that_loses_the_right_loses_its_channels_and_no_other(bus: B
         assert client.next()["body"] == "still"
         assert client.status("sub", mq="Q", channel="C") == 403
         # A channel that is made again does not take who has lost the right.
-        bus.live.call(lambda: bus.broker.groups.remove("Q", "C"))
-        bus.live.call(lambda: bus.broker.groups.create("Q", "C").saved)
+        bus.live.call(lambda: bus.broker.groups.remove("Q", "C", principal=SERVER))
+        bus.live.call(lambda: bus.broker.groups.create("Q", "C", principal=SERVER).saved)
         assert members(bus) == 0
 
 
@@ -496,7 +496,7 @@ def plain(tmp_path: Path) -> Iterator[Bus]:
     with enforcing(tmp_path, "off") as live:
         bus = Bus(live)
         bus.make("Q")  # as a client of jebp makes it
-        live.call(lambda: bus.broker.groups.create("Q", "work", GroupSettings(ack="explicit")).saved)
+        live.call(lambda: bus.broker.groups.create("Q", "work", GroupSettings(ack="explicit"), principal=SERVER).saved)
         with bus.http() as http:
             for number in range(5):
                 assert http.do("pub", b"%d" % number, mq="Q").status == 200

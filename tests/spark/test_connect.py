@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from babelbus.client import BlockingClient, Record
+from babelbus.core.access import SERVER
 from babelbus.spark.pipelines.session import CONNECT, ConnectMissingError, need_connect
 from babelbus.spark.python import worker_python
 from examples.flights import Flight, flights
@@ -64,7 +65,7 @@ class Place:
 
     def create(self, *topics: str, **settings: object) -> None:
         for topic in topics:
-            self.live.call(lambda name=topic: self.live.server.broker.create_topic(name, 1, dict(settings)))  # type: ignore[misc]
+            self.live.call(lambda name=topic: self.live.server.broker.create_topic(name, 1, dict(settings), SERVER))  # type: ignore[misc]
 
     def publish(self, topic: str, records: list[Record]) -> None:
         with self.client() as client:

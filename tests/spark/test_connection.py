@@ -20,6 +20,7 @@ from babelbus.client import (
 )
 from babelbus.clock import ManualClock
 from babelbus.config import JebpSettings
+from babelbus.core.access import SERVER
 from babelbus.records.columns import iterate
 from babelbus.records.record import Record
 from babelbus.spark.connection import PAUSE_SECONDS_MAX, Patience, connection
@@ -74,7 +75,7 @@ def publish(live: LiveServer, records: list[Record]) -> None:
 
 
 def make(live: LiveServer) -> None:
-    live.call(lambda: live.server.broker.create_topic("news", 1, {}))
+    live.call(lambda: live.server.broker.create_topic("news", 1, {}, SERVER))
 
 
 def payloads(reach: ServerReach, end: int) -> list[bytes | None]:

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from babelbus.client import BlockingClient, Record
+from babelbus.core.access import SERVER
 from babelbus.spark.errors import QueryFailedError
 from babelbus.spark.pipelines.bus import Bus
 from babelbus.spark.pipelines.check import check
@@ -66,7 +67,7 @@ class Place:
 
     def create(self, *topics: str, **settings: object) -> None:
         for topic in topics:
-            self.live.call(lambda name=topic: self.live.server.broker.create_topic(name, 1, dict(settings)))  # type: ignore[misc]
+            self.live.call(lambda name=topic: self.live.server.broker.create_topic(name, 1, dict(settings), SERVER))  # type: ignore[misc]
 
     def publish(self, topic: str, records: list[Record]) -> None:
         with BlockingClient(self.live.address, identity=self.live.admin) as client:
@@ -291,7 +292,7 @@ def test_a_sink_takes_the_partition_and_the_subject_that_a_step_made_but_not_tho
     place: Place,
 ) -> None:
     place.create("flights", "read")
-    place.live.call(lambda: place.live.server.broker.create_topic("made", 2, {}))
+    place.live.call(lambda: place.live.server.broker.create_topic("made", 2, {}, SERVER))
     file = place.folder / "one.yaml"
     file.write_text("""
 name: one

@@ -9,6 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from babelbus.client import BlockingClient, ConnectionLostError
 from babelbus.config import JebpSettings
+from babelbus.core.access import SERVER
 from babelbus.records.columns import iterate
 from babelbus.records.record import Record
 from babelbus.spark.errors import OptionError, RecordsRefusedError, UnknownTopicError
@@ -41,7 +42,7 @@ def reach_of(live: LiveServer) -> ServerReach:
 
 
 def make(live: LiveServer, topic: str = "news", partitions: int = 1, **settings: object) -> None:
-    live.call(lambda: live.server.broker.create_topic(topic, partitions, dict(settings)))
+    live.call(lambda: live.server.broker.create_topic(topic, partitions, dict(settings), SERVER))
 
 
 def publish(live: LiveServer, records: list[Record], topic: str = "news", partition: int = 0) -> None:
@@ -182,7 +183,7 @@ def test_a_topic_that_was_made_again_is_seen_to_be_another_one(live: LiveServer)
     for _ in range(2):
         make(live)
         identities.append(reach.bounds("news", None)[0].identity)
-        live.call(lambda: live.server.broker.remove_topic("news"))
+        live.call(lambda: live.server.broker.remove_topic("news", principal=SERVER))
     assert identities[0] != identities[1]
     reach.close()
 
@@ -229,7 +230,7 @@ def test_a_topic_that_was_made_again_has_its_own_end(live: LiveServer, reach: Se
     make(live)
     publish(live, numbered(2000))
     assert edges(reach) == (0, 2000)
-    live.call(lambda: live.server.broker.remove_topic("news"))
+    live.call(lambda: live.server.broker.remove_topic("news", principal=SERVER))
     with pytest.raises(UnknownTopicError, match="no topic 'news' on the server at"):
         edges(reach)
     make(live)
@@ -262,7 +263,7 @@ def test_a_stream_tells_the_server_how_far_it_is(live: LiveServer) -> None:
     assert lag() == 7
     stream.latestOffset(last, ReadAllAvailable())
     assert lag() == 0
-    live.call(lambda: live.server.broker.groups.create("news", "workers"))
+    live.call(lambda: live.server.broker.groups.create("news", "workers", principal=SERVER))
     with pytest.raises(OptionError, match="'workers' is one for members to share"):
         reader("workers").latestOffset(start, ReadAllAvailable())
     reach.close()

@@ -18,6 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
 from babelbus.config import JebpSettings
+from babelbus.core.access import SERVER
 from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
 from babelbus.spark.connection import connection
@@ -52,7 +53,7 @@ def place(live: LiveServer) -> dict[str, str]:
 
 
 def make(live: LiveServer, topic: str, partitions: int = 1, **settings: object) -> str:
-    live.call(lambda: live.server.broker.create_topic(topic, partitions, dict(settings)))
+    live.call(lambda: live.server.broker.create_topic(topic, partitions, dict(settings), SERVER))
     return topic
 
 
@@ -267,7 +268,7 @@ def test_the_state_is_not_set_through_a_topic_that_keeps_none(
         stage(iter([chunk]), options, Target("plant", 0))
     assert staged_bytes(live) == before
     assert stored(client, topic, 0) == stored(client, topic, 1) == []
-    live.call(lambda: live.server.broker.alter_topic(topic, {"retain": "last"}))
+    live.call(lambda: live.server.broker.alter_topic(topic, {"retain": "last"}, SERVER))
     live.call(lambda: live.server.broker.state.set("plant/c", b"3"))
     save(rows, live, topic=topic, table="state")
     state = spark.read.format("babelbus").options(**place(live), table="state").load()

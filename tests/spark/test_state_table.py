@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from babelbus.clock import ManualClock
-from babelbus.core.access import STATE_TOPIC
+from babelbus.core.access import SERVER, STATE_TOPIC
 from babelbus.core.state import log as state_log
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.tree import Testament
@@ -216,7 +216,7 @@ def test_options_and_columns_that_mean_nothing_are_refused(live: LiveServer) -> 
 
 
 def test_spark_writes_the_state_and_reads_it_back(spark: SparkSession, live: LiveServer, tmp_path: Path) -> None:
-    live.call(lambda: live.server.broker.create_topic("plant", 1, {"retain": "last"}))
+    live.call(lambda: live.server.broker.create_topic("plant", 1, {"retain": "last"}, SERVER))
     place = by_url(live)
     rows = spark.createDataFrame(
         [("plant/a", "1"), ("plant/b", '{"c": [2]}'), ("plant/a/x", '"t"'), ("plant/d", "4")],

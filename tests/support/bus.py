@@ -8,7 +8,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from babelbus.clock import ManualClock
 from babelbus.config import QuotaSettings
-from babelbus.core.access import CLIENT
+from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.access.gate import Gate as AccessGate
 from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
@@ -113,7 +113,7 @@ class Bus:
 
     def topic(self, name: str = "news", partitions: int = 1, **settings: object) -> Topic:
         """Make a topic."""
-        return self.broker.create_topic(name, partitions, dict(settings)).result()
+        return self.broker.create_topic(name, partitions, dict(settings), principal=SERVER).result()
 
     def open_gate(
         self, mode: Literal["off", "enforce"] = "enforce", wildcards: Literal["narrow", "refuse"] = "narrow"

@@ -17,7 +17,7 @@ from yarl import URL
 import babelbus
 from babelbus.clock import Clock
 from babelbus.config import AdminSettings, Config, QuotaSettings
-from babelbus.core.access import Identity
+from babelbus.core.access import SERVER, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.subject import exactly
 from babelbus.errors import StorageError
@@ -179,7 +179,7 @@ def test_a_topic_is_made_listed_shown_changed_and_removed() -> None:
 )
 def test_a_topic_name_survives_the_path(name: str, path: str) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        bus.broker.create_topic(name, 1, {}).result()
+        bus.broker.create_topic(name, 1, {}, SERVER).result()
         status, shown = await call("GET", f"/api/topics/{path}")
         assert (status, shown["name"]) == (200, name)
         assert (await call("PATCH", f"/api/topics/{path}", {"ack": "written"}))[0] == 200
@@ -201,11 +201,11 @@ def test_a_topic_name_survives_the_path(name: str, path: str) -> None:
 )
 def test_a_wrong_setting_is_refused_and_named(changes: dict[str, object], told: str) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        bus.broker.create_topic("a", 1, {}).result()
+        bus.broker.create_topic("a", 1, {}, SERVER).result()
         status, body = await call("PATCH", "/api/topics/a", changes)
         assert (status, body["code"]) == (400, "invalid_setting")
         assert told in body["error"]
-        assert bus.broker.topic("a").settings == bus.broker.create_topic("b", 1, {}).result().settings
+        assert bus.broker.topic("a").settings == bus.broker.create_topic("b", 1, {}, SERVER).result().settings
 
     serve(test)
 
@@ -224,7 +224,7 @@ def test_a_body_of_the_wrong_shape_is_refused(body: object) -> None:
 
 def test_every_error_is_json_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        bus.broker.create_topic("a", 1, {}).result()
+        bus.broker.create_topic("a", 1, {}, SERVER).result()
         assert (await call("GET", "/api/topics/b"))[1]["code"] == "unknown_topic"
         status, body = await call("POST", "/api/topics", {"name": "a"})
         assert (status, body["code"]) == (409, "topic_exists")
@@ -277,7 +277,7 @@ def test_a_body_over_one_mebibyte_is_refused() -> None:
 def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
-        bus.broker.create_topic("a", 1, {}).result().partitions[0].failing = DiskFullError("the disk is full")
+        bus.broker.create_topic("a", 1, {}, SERVER).result().partitions[0].failing = DiskFullError("the disk is full")
         reasons = ["topic a: the disk is full"]
         assert await call("GET", "/health") == (200, {"status": "degraded", "reasons": reasons})
         assert await call("GET", "/ready") == (200, {"ready": True, "reasons": reasons})
@@ -293,7 +293,7 @@ def test_a_disk_that_refuses_is_named_until_it_takes_records_again(
     number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        partition = bus.broker.create_topic("a", 1, {}).result().partitions[0]
+        partition = bus.broker.create_topic("a", 1, {}, SERVER).result().partitions[0]
         assert isinstance(bus.bus.files, FaultyFiles)
         bus.bus.files.fail("pwrite", number, times=2, suffix="0.log")
         for _ in range(2):
@@ -315,7 +315,7 @@ def test_a_disk_that_refuses_is_named_until_it_takes_records_again(
 
 def test_a_failed_flush_is_named_until_a_flush_works() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        partition = bus.broker.create_topic("a", 1, {"ack": "written"}).result().partitions[0]
+        partition = bus.broker.create_topic("a", 1, {"ack": "written"}, SERVER).result().partitions[0]
         assert isinstance(bus.bus.files, FaultyFiles)
         bus.bus.files.fail("flush", errno.EIO, suffix=".log")
         partition.append(encode_payloads([b"x"], [1], partition.next_offset))
@@ -343,7 +343,7 @@ def test_a_topic_that_a_full_disk_refuses_is_507() -> None:
 
 def test_health_names_the_offsets_that_a_start_found_damaged() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
-        partition = bus.broker.create_topic("a", 2, {}).result().partitions[1]
+        partition = bus.broker.create_topic("a", 2, {}, SERVER).result().partitions[1]
         partition.log.recovery.bad.append(("a.log", BadRange(0, 0, 160, 200, "the segment ends early")))
         status, body = await call("GET", "/health")
         assert (status, body["status"]) == (200, "degraded")
@@ -415,7 +415,7 @@ def test_what_a_quota_refuses_has_a_status_of_its_own() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         quota = bus.bus.quotas
         quota.set_limits({"admin": QuotaSettings(requests=1)})
-        bus.broker.responders.add(exactly("svc"), lambda _: None)
+        bus.broker.responders.add(exactly("svc"), lambda _: None, principal=SERVER)
         quota.take("admin", "requests")
         status, fault = await call("POST", "/api/request", {"subject": "svc"})
         assert (status, fault["code"]) == (429, "quota_exceeded"), fault

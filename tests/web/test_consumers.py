@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from babelbus.config import TopicDefaults
+from babelbus.core.access import SERVER
 from babelbus.core.record import Event
 from babelbus.web import consumers
 from tests.support.bus import publish as publish_events
@@ -20,7 +21,7 @@ GROUP = "/api/topics/work/groups/g"
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
     with LiveServer(configure(tmp_path, admin=True, topics=TopicDefaults(ack="written"))) as live:
-        live.call(lambda: live.server.broker.create_topic("work"))
+        live.call(lambda: live.server.broker.create_topic("work", principal=SERVER))
         yield Api(live)
 
 
@@ -301,7 +302,7 @@ def test_the_end_of_a_group_is_told_to_its_consumers(api: Api) -> None:
 
 
 def test_a_forged_letter_cannot_spoil_the_list(api: Api) -> None:
-    api.live.call(lambda: api.live.server.broker.create_topic("dead-letters/g"))
+    api.live.call(lambda: api.live.server.broker.create_topic("dead-letters/g", principal=SERVER))
     headers = [(b"dead-reason", b"\x1b[2J"), (b"dead-topic", b"\xff"), (b"dead-group", b"g"), (b"dead-time", b"1")]
     headers += [(name, b"1") for name in (b"dead-attempts", b"dead-partition", b"dead-offset")]
     publish(api, b"x", subject="dead-letters/g", headers=tuple(headers))

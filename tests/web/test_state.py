@@ -14,6 +14,7 @@ import pytest
 from babelbus.client import BlockingClient
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.config import StateSettings, StorageSettings
+from babelbus.core.access import SERVER
 from babelbus.core.flow_policy import Bound
 from babelbus.core.record import Event
 from babelbus.web.token import read_token
@@ -215,7 +216,7 @@ def test_a_watch_begins_with_what_there_is_and_follows_each_change(api: Api) -> 
 
 def test_a_value_that_a_topic_retains_is_a_change_too(api: Api) -> None:
     broker = api.live.server.broker
-    api.live.call(lambda: broker.create_topic("t", 1, {"retain": "last"}))
+    api.live.call(lambda: broker.create_topic("t", 1, {"retain": "last"}, principal=SERVER))
     with api.open("GET", "/api/state/watch", {"pattern": "t/x", "new_only": ""}) as watch:
         watch.begin()
         headers = ((b"content-type", b"application/json"),)
@@ -314,7 +315,7 @@ def test_what_is_sent_is_recorded_where_a_topic_covers_it_and_else_live_only(api
         assert api.json("POST", "/api/send", body) == live_only
         event = listener.line()
         assert (event["source"], event["key"], event["payload"], event["headers"]) == ("admin", "k", "ä", {"a": "b"})
-        api.live.call(lambda: broker.create_topic("t", 1))
+        api.live.call(lambda: broker.create_topic("t", 1, principal=SERVER))
         assert api.json("POST", "/api/send", body) == {"topic": "t", "partition": 0, "offset": 0, "receivers": 1}
         assert listener.line()["subject"] == "t/x"
     assert metric(api, 'babelbus_records_published_total{protocol="admin",topic="t"}') == 1
@@ -355,7 +356,7 @@ def test_a_moment_that_compaction_has_gone_past_is_refused_with_what_can_be_aske
 
 def test_a_listener_hears_sbus_worterbuch_and_jebp_clients_alike(api: Api) -> None:
     addresses = api.live.server.addresses
-    api.live.call(lambda: api.live.server.broker.create_topic("t", 1))
+    api.live.call(lambda: api.live.server.broker.create_topic("t", 1, principal=SERVER))
     host, port = addresses["worterbuch-tcp"].rsplit(":", 1)
     with (
         api.open("GET", "/api/listen", {"pattern": "t/#"}) as below,

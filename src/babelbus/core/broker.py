@@ -10,6 +10,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.config import QuotaSettings, StagingLimits
 from babelbus.core.access import (
+    NOBODY,
     SERVER,
     STATE_TOPIC,
     AccessRefusedError,
@@ -208,7 +209,7 @@ class Broker(Catalog):
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    # Each call that changes or shows something asks for the right to do so. The default principal is the server itself.
+    # Each call that changes or shows something asks for the right to do so. A forgotten principal is nobody.
 
     def may(self, principal: Identity, action: Action, subject: str) -> bool:
         """Return whether a principal may do this; `publish` asks by itself."""
@@ -331,7 +332,7 @@ class Broker(Catalog):
         self,
         pattern: Pattern,
         receiver: Receiver,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
         *,
         shared: bool = False,
         owner: object = None,

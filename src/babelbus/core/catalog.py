@@ -18,7 +18,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.access import (
     ANONYMOUS,
-    SERVER,
+    NOBODY,
     STATE_TOPIC,
     AccessRefusedError,
     Action,
@@ -295,7 +295,7 @@ class Catalog:
         name: str,
         partitions: int | None = None,
         settings: dict[str, Any] | None = None,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
         *,
         source: str | None = None,
     ) -> Work[Topic]:
@@ -313,7 +313,7 @@ class Catalog:
         """
         return Work(self._in_turn(name, lambda: self._create(name, partitions, settings or {}, principal, source)))
 
-    def alter_topic(self, name: str, changes: dict[str, Any], principal: Identity = SERVER) -> Work[Topic]:
+    def alter_topic(self, name: str, changes: dict[str, Any], principal: Identity = NOBODY) -> Work[Topic]:
         """Update settings of a topic while it is used; `partitions` may only grow.
 
         Errors of the work:
@@ -324,7 +324,7 @@ class Catalog:
         """
         return Work(self._in_turn(name, lambda: self._alter(name, dict(changes), principal)))
 
-    def remove_topic(self, name: str, principal: Identity = SERVER) -> Work[None]:
+    def remove_topic(self, name: str, principal: Identity = NOBODY) -> Work[None]:
         """Remove a topic and its records: gone at once, then durably; the space is given back in the background.
 
         Errors of the work:

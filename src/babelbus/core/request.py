@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import SERVER, Action, Identity, check_subscription, may, refusal
+from babelbus.core.access import NOBODY, Action, Identity, check_subscription, may, refusal
 from babelbus.core.quotas import QuotaExceededError, Quotas
 from babelbus.core.receipt import Promise
 from babelbus.core.router import Router, Subscription
@@ -230,7 +230,7 @@ class Responders:
         self._router = Router()
         self._numbers = itertools.count()
 
-    def add(self, pattern: Pattern, answerer: Answerer, group: str = "", principal: Identity = SERVER) -> Subscription:
+    def add(self, pattern: Pattern, answerer: Answerer, group: str = "", principal: Identity = NOBODY) -> Subscription:
         """Register a responder for the subjects of a pattern.
 
         Raises:

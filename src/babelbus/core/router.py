@@ -9,7 +9,7 @@ for longer than a call, look at `valid` first. Neither a new subject nor a new p
 import logging
 from collections.abc import Callable, Sequence
 
-from babelbus.core.access import SERVER, Action, Identity, Narrowing, may, may_topic, overlaps
+from babelbus.core.access import NOBODY, Action, Identity, Narrowing, may, may_topic, overlaps
 from babelbus.core.quotas import Quota, Quotas
 from babelbus.core.record import Event
 from babelbus.core.subject import CACHE_MAX, CACHED_LENGTH_MAX, Element, Pattern
@@ -40,7 +40,7 @@ class Subscription:
         *,
         shared: bool,
         owner: object,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
     ) -> None:
         self.pattern = pattern
         self.receiver = receiver
@@ -112,7 +112,7 @@ class Router:
         *,
         shared: bool = False,
         owner: object = None,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
     ) -> Subscription:
         """Register a receiver for the events that are published from now on under matching subjects.
 

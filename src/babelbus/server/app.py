@@ -259,9 +259,9 @@ class Server:
                 self._listed[name] = partitions
             elif topic is None:
                 if name not in removed:  # else a crash came between the folder and the list
-                    await self.broker.create_topic(name, partitions)
+                    await self.broker.create_topic(name, partitions, principal=SERVER)
             elif partitions > len(topic.partitions):
-                await self.broker.alter_topic(name, {"partitions": partitions})
+                await self.broker.alter_topic(name, {"partitions": partitions}, SERVER)
             elif partitions < len(topic.partitions):
                 log.warning("the list of topics gives %r %d partitions, it has %d and keeps them",
                             name, partitions, len(topic.partitions))  # fmt: skip

@@ -38,6 +38,7 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import connection, reconnect
 from babelbus.config import Config
+from babelbus.core.access import SERVER
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -413,7 +414,7 @@ def test_a_follower_sees_what_is_published_later(tmp_path: Path) -> None:
 
 def test_one_partition_of_several_is_followed(tmp_path: Path) -> None:
     async def check(bus: Bus, client: Client) -> None:
-        await bus.server.broker.alter_topic("t", {"partitions": 3})
+        await bus.server.broker.alter_topic("t", {"partitions": 3}, principal=SERVER)
         for number in range(3):
             assert await client.publish("t", b"%d" % number, partition=number) == Position(number, 0)
         for number in range(3):

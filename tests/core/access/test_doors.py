@@ -1,4 +1,4 @@
-"""Protocols and the administration API say for whom they call the core: else it would act for the server itself."""
+"""All callers of the core say for whom they call; a forgotten principal is nobody, and never the server itself."""
 
 import ast
 from collections.abc import Iterator
@@ -32,6 +32,19 @@ def calls(path: Path) -> Iterator[ast.Call]:
 
 
 def test_every_call_of_the_core_names_its_principal() -> None:
-    files = [*(SOURCE / "protocols").rglob("*.py"), *(SOURCE / "web").rglob("*.py")]
-    found = {str(path.relative_to(SOURCE)) for path in files if any(calls(path))}
+    found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if any(calls(path))}
+    assert found == set()
+
+
+def defaults(path: Path) -> Iterator[str]:
+    """Yield the defaults of the parameters of a module's functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            given = [*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)]
+            yield from map(ast.unparse, given)
+
+
+def test_no_parameter_is_the_server_unless_it_is_said() -> None:
+    powerful = {"SERVER", "CLIENT", "ADMIN"}
+    found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if powerful & set(defaults(path))}
     assert found == set()

@@ -7,7 +7,17 @@ from itertools import chain
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.core.access import AccessRefusedError, Action, Effect, Identity, Narrowing, Principal, Row, owner_of
+from babelbus.core.access import (
+    SERVER,
+    AccessRefusedError,
+    Action,
+    Effect,
+    Identity,
+    Narrowing,
+    Principal,
+    Row,
+    owner_of,
+)
 from babelbus.core.access.gate import Gate
 from babelbus.core.access.table import edits_for
 from babelbus.core.groups import GroupSettings, at_offset
@@ -252,7 +262,7 @@ async def test_groups_of_one_name_on_topics_of_two_tenants_share_no_dead_letters
         member.leave()
     sources = [house.broker.topic(f"dead-letters/{name}").sources for name in ("g", "g%40b/work")]
     assert sources == [("a/work",), ("b/work",)]
-    groups.remove("a/work", "g")
+    groups.remove("a/work", "g", principal=SERVER)
     third = groups.create("b/work", "h", settings, principal=house.bob)
     house.bus.topic("b/more")
     again = groups.create("b/more", "g", settings, principal=house.bob)  # letters outlive their group
@@ -430,8 +440,8 @@ async def test_dead_letters_need_the_rights_of_where_they_come_from() -> None:
     house.broker.subscribe(
         below("dead-letters"), lambda events: heard.extend(one.subject for one in events), house.alice
     )
-    group = groups.create("work", "g", GroupSettings(ack="explicit"), start=at_offset(0))
-    member = group.join(lambda _: None, credit=0)
+    group = groups.create("work", "g", GroupSettings(ack="explicit"), start=at_offset(0), principal=SERVER)
+    member = group.join(lambda _: None, credit=0, principal=SERVER)
 
     async def reject() -> None:
         house.broker.publish(Publication(BOSS, "test", events_of("work")))

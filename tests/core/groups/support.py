@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from babelbus.clock import ManualClock
+from babelbus.core.access import SERVER
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
 from babelbus.core.groups.member import Member
@@ -52,7 +53,7 @@ class Crew:
         return groups
 
     def group(self, settings: GroupSettings = EXPLICIT, *, start: Place = BEGINNING, name: str = "g") -> Group:
-        return self.groups.ensure("work", name, settings, start=start)
+        return self.groups.ensure("work", name, settings, start=start, principal=SERVER)
 
     def publish(self, *payloads: bytes | int, key: bytes | None = None, tag: bytes | None = None) -> None:
         headers = () if tag is None else ((b"tag", tag),)
@@ -89,7 +90,7 @@ class Crew:
 
 
 def take(group: Group, count: int, member: Member | None = None) -> list[Delivery]:
-    return [*chain.from_iterable(group.take(count, member))]
+    return [*chain.from_iterable(group.take(count, member, principal=SERVER))]
 
 
 class Taker:
@@ -113,7 +114,7 @@ class Taker:
             credit=credit,
             window=window,
             on_closed=self.errors.append,
-            **how,  # type: ignore[arg-type]
+            **{"principal": SERVER, **how},  # type: ignore[arg-type]
         )
 
     def _take(self, deliveries: Sequence[Delivery]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babelbus.core.access import SERVER
 from babelbus.core.groups.member import UNLIMITED, share
 from babelbus.core.groups.partition_cursor import READ_BYTES
 from babelbus.core.groups.settings import (
@@ -322,7 +323,7 @@ async def test_seek_goes_on_elsewhere_and_makes_old_acks_stale() -> None:
     await turns()
     old = list(taker.got)
     taker.clear()
-    group.seek(at_offset(1))
+    group.seek(at_offset(1), principal=SERVER)
     await turns()
     assert taker.numbers == [1, 2, 3]
     assert taker.member.in_flight == 3
@@ -340,7 +341,7 @@ async def test_a_paused_group_hands_nothing_out_but_takes_acks() -> None:
     taker = Taker(group)
     crew.publish(1)
     await turns()
-    group.pause()
+    group.pause(principal=SERVER)
     crew.publish(2)
     await turns()
     assert taker.numbers == [1]
@@ -352,7 +353,7 @@ async def test_a_paused_group_hands_nothing_out_but_takes_acks() -> None:
     taker = Taker(group)
     await turns()
     assert taker.numbers == []
-    group.resume()
+    group.resume(principal=SERVER)
     await turns()
     assert taker.numbers == [2]
     await again.close()
@@ -364,7 +365,7 @@ async def test_what_retention_removed_is_passed_and_counted() -> None:
     group = crew.group(ON_DELIVERY)
     for number in range(300):
         crew.publish(number)
-    crew.broker.alter_topic("work", {"retention_bytes": 1}).result()
+    crew.broker.alter_topic("work", {"retention_bytes": 1}, principal=SERVER).result()
     await crew.broker.clean()
     first = crew.broker.topic("work").partitions[0].log.first_offset
     assert first > 0
@@ -428,7 +429,7 @@ async def test_partitions_that_a_topic_grows_are_taken_up_from_their_beginning()
     group = crew.group(ON_DELIVERY, start=END)
     taker = Taker(group)
     await turns()
-    crew.broker.alter_topic("work", {"partitions": 3}).result()
+    crew.broker.alter_topic("work", {"partitions": 3}, principal=SERVER).result()
     crew.publish(*range(9))
     await turns(6)
     assert sorted(taker.numbers) == list(range(9))
@@ -443,7 +444,7 @@ async def test_a_topic_that_is_removed_takes_its_groups_along_durably() -> None:
     taker = Taker(group)
     crew.publish(1)
     await turns()
-    crew.broker.remove_topic("work").result()
+    crew.broker.remove_topic("work", principal=SERVER).result()
     assert [type(error) for error in taker.errors] == [GroupClosedError]
     assert group.closed
     with pytest.raises(GroupClosedError):
@@ -466,7 +467,7 @@ async def test_a_topic_that_could_not_be_removed_is_read_on() -> None:
     await turns()
     files.fail("rename", suffix="topics/work")
     with pytest.raises(Exception, match="could not be removed"):
-        crew.broker.remove_topic("work").result()
+        crew.broker.remove_topic("work", principal=SERVER).result()
     await turns()
     crew.publish(2)
     await turns()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from babelbus.core.access import SERVER
 from babelbus.core.groups import dead_letters
 from babelbus.core.groups.in_flight import SPENT_LEASES_MAX
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings
@@ -282,7 +283,7 @@ async def test_a_record_that_was_given_back_after_its_attempts_were_lowered_has_
         await turns()
         taker.member.nack(taker.got[-1:])
     await turns()
-    crew.groups.alter("work", "g", {"attempts_max": 2})
+    crew.groups.alter("work", "g", {"attempts_max": 2}, principal=SERVER)
     taker.member.leave()
     other = Taker(group)
     await turns()
@@ -320,7 +321,7 @@ async def test_a_record_that_retention_removed_while_it_waited_is_passed() -> No
         crew.publish(number)
     await turns()
     taker.member.nack(taker.got)
-    crew.broker.alter_topic("work", {"retention_bytes": 1}).result()
+    crew.broker.alter_topic("work", {"retention_bytes": 1}, principal=SERVER).result()
     await crew.broker.clean()
     taker.member.set_credit(None)
     await crew.pass_time(group, 1)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from babelbus.core.access import SERVER
 from babelbus.core.groups.dead_letters import read as read_letter
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
@@ -55,7 +56,7 @@ class GroupMachine(RuleBasedStateMachine):
     async def _open(self, crew: Crew) -> None:
         self.crew = crew
         crew.groups.read_ahead.bytes_max = self.read_ahead_bytes
-        self.group = crew.groups.ensure("work", "g", self.settings, start=BEGINNING)
+        self.group = crew.groups.ensure("work", "g", self.settings, start=BEGINNING, principal=SERVER)
         await turns()
 
     @initialize(
@@ -191,7 +192,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule()
     def pause_or_resume(self) -> None:
         async def change() -> None:
-            (self.group.resume if self.group.paused else self.group.pause)()
+            (self.group.resume if self.group.paused else self.group.pause)(SERVER)
             await turns(6)
 
         self.run(change())
@@ -259,7 +260,7 @@ class GroupMachine(RuleBasedStateMachine):
         if not hasattr(self, "group"):
             self.loop.close()
             return
-        self.group.resume()
+        self.group.resume(principal=SERVER)
         self.takers.append(Taker(self.group, then=self.deliver))
         for _ in range(200):
             if not self.group.info().lag:

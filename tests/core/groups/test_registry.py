@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.core.access import SERVER
 from babelbus.core.catalog import UnknownTopicError
 from babelbus.core.groups.cursor_files import GroupFile, StoredCursor, StoredGroup
 from babelbus.core.groups.registry import Groups
@@ -41,17 +42,17 @@ ON_DELIVERY = GroupSettings()
 @in_loop
 async def test_a_group_is_made_found_and_removed() -> None:
     crew = Crew()
-    group = crew.groups.create("work", "g", EXPLICIT)
+    group = crew.groups.create("work", "g", EXPLICIT, principal=SERVER)
     with pytest.raises(GroupExistsError):
-        crew.groups.create("work", "g")
+        crew.groups.create("work", "g", principal=SERVER)
     crew.bus.topic("other")
-    crew.groups.create("other", "g")
+    crew.groups.create("other", "g", principal=SERVER)
     assert crew.groups.get("work", "g") is group
-    assert crew.groups.ensure("work", "g", ON_DELIVERY) is group
+    assert crew.groups.ensure("work", "g", ON_DELIVERY, principal=SERVER) is group
     assert [one.topic.name for one in crew.groups.all()] == ["other", "work"]
     assert crew.groups.on_topic("work") == [group]
     taker = Taker(group)
-    crew.groups.remove("work", "g")
+    crew.groups.remove("work", "g", principal=SERVER)
     assert [type(error) for error in taker.errors] == [GroupClosedError]
     with pytest.raises(GroupClosedError):
         Taker(group)
@@ -68,16 +69,16 @@ async def test_a_group_is_made_found_and_removed() -> None:
 async def test_what_a_group_cannot_be_is_refused() -> None:
     crew = Crew()
     with pytest.raises(UnknownTopicError):
-        crew.groups.create("nowhere", "g")
+        crew.groups.create("nowhere", "g", principal=SERVER)
     for name in ("", "a\nb", "x" * 250):
         with pytest.raises(InvalidGroupNameError):
-            crew.groups.create("work", name)
+            crew.groups.create("work", name, principal=SERVER)
     with pytest.raises(UnknownFilterError):
-        crew.groups.create("work", "g", GroupSettings(filter="a.*", filter_kind="unheard of"))
+        crew.groups.create("work", "g", GroupSettings(filter="a.*", filter_kind="unheard of"), principal=SERVER)
     with pytest.raises(InvalidSettingError):
-        crew.groups.create("work", "g", GroupSettings(dead_letter_topic="work"))
+        crew.groups.create("work", "g", GroupSettings(dead_letter_topic="work"), principal=SERVER)
     with pytest.raises(InvalidSettingError):
-        crew.groups.create("work", "g", GroupSettings(dead_letter_topic="a,b"))
+        crew.groups.create("work", "g", GroupSettings(dead_letter_topic="a,b"), principal=SERVER)
     assert crew.groups.all() == []
     await crew.close()
 
@@ -95,10 +96,10 @@ async def test_the_event_loop_goes_round_while_a_disk_holds_a_change_of_groups()
 
     files.before_call = hold
     for change in (
-        lambda: crew.groups.create("work", "g"),
-        lambda: crew.groups.alter("work", "g", {"ack_seconds": 7.0}),
-        lambda: crew.groups.get("work", "g").seek(BEGINNING),
-        lambda: crew.groups.remove("work", "g"),
+        lambda: crew.groups.create("work", "g", principal=SERVER),
+        lambda: crew.groups.alter("work", "g", {"ack_seconds": 7.0}, principal=SERVER),
+        lambda: crew.groups.get("work", "g").seek(BEGINNING, SERVER),
+        lambda: crew.groups.remove("work", "g", principal=SERVER),
     ):
         gate.clear()
         change()
@@ -119,12 +120,12 @@ async def test_settings_are_altered_durably_and_the_mode_is_not() -> None:
     crew.publish(1, 2)
     await turns()
     with pytest.raises(InvalidSettingError):
-        crew.groups.alter("work", "g", {"ack": "on_delivery"})
+        crew.groups.alter("work", "g", {"ack": "on_delivery"}, principal=SERVER)
     with pytest.raises(InvalidSettingError):
-        crew.groups.alter("work", "g", {"attempts_max": 0})
+        crew.groups.alter("work", "g", {"attempts_max": 0}, principal=SERVER)
     with pytest.raises(InvalidSettingError):
-        crew.groups.alter("work", "g", {"color": "red"})
-    crew.groups.alter("work", "g", {"filter": "", "filter_kind": "odd", "labels": {"zbus.mask": "2"}})
+        crew.groups.alter("work", "g", {"color": "red"}, principal=SERVER)
+    crew.groups.alter("work", "g", {"filter": "", "filter_kind": "odd", "labels": {"zbus.mask": "2"}}, principal=SERVER)
     crew.publish(3, 4)
     await turns()
     assert taker.numbers == [1, 2, 3]
@@ -200,7 +201,7 @@ async def test_cursors_are_saved_by_themselves_and_only_when_something_changed()
     crew.groups = Groups(
         crew.broker, files, "data", clock=crew.clock, loop=asyncio.get_running_loop(), commit_seconds=0.001
     )
-    crew.groups.create("work", "g", start=BEGINNING)
+    crew.groups.create("work", "g", start=BEGINNING, principal=SERVER)
     saved = asyncio.Event()
     loop = asyncio.get_running_loop()
     writes: list[str] = []
@@ -310,9 +311,9 @@ async def test_a_group_that_cannot_be_saved_is_not_made_and_not_removed() -> Non
     crew.group(name="kept")
     crew.publish(1, 2)
     operations: tuple[Callable[[], Promise], ...] = (
-        lambda: crew.groups.create("work", "new").saved,
-        lambda: crew.groups.remove("work", "kept"),
-        lambda: crew.groups.alter("work", "kept", {"ack_seconds": 7.0}).saved,
+        lambda: crew.groups.create("work", "new", principal=SERVER).saved,
+        lambda: crew.groups.remove("work", "kept", principal=SERVER),
+        lambda: crew.groups.alter("work", "kept", {"ack_seconds": 7.0}, principal=SERVER).saved,
     )
     for operation in operations:
         await crew.groups.commit()
@@ -368,7 +369,7 @@ async def test_the_groups_of_a_topic_with_damaged_settings_are_kept_until_it_is_
     files = FaultyFiles()
     crew = Crew(files)
     crew.bus.topic("other")
-    crew.groups.create("other", "h")
+    crew.groups.create("other", "h", principal=SERVER)
     taker = Taker(crew.group())
     crew.publish(1, 2, 3)
     await turns()
@@ -379,7 +380,7 @@ async def test_the_groups_of_a_topic_with_damaged_settings_are_kept_until_it_is_
     broken = Bus(files)
     groups = Groups(broken.broker, files, "data", clock=broken.clock, loop=broken.broker._loop)
     groups.open()
-    groups.remove("other", "h")  # so all are written anew
+    groups.remove("other", "h", principal=SERVER)  # so all are written anew
     await groups.close()
     await broken.broker.close()
     files.replace_file("data/topics/work/settings.json", settings)
@@ -450,7 +451,7 @@ async def test_a_topic_in_memory_begins_anew_and_so_do_its_cursors() -> None:
     files = FaultyFiles()
     crew = Crew(files)
     crew.bus.topic("fleeting", engine="memory")
-    group = crew.groups.create("fleeting", "g", start=BEGINNING)
+    group = crew.groups.create("fleeting", "g", start=BEGINNING, principal=SERVER)
     publish_payloads(crew.broker.topic("fleeting"), [b"1", b"2"], [0, 0])
     assert len(take(group, 2)) == 2
     again = await crew.restart()
@@ -483,7 +484,7 @@ async def test_totals_count_groups_that_are_gone() -> None:
     group = crew.group(ON_DELIVERY)
     crew.publish(*range(3))
     take(group, 2)
-    crew.groups.remove("work", "g")
+    crew.groups.remove("work", "g", principal=SERVER)
     take(crew.group(ON_DELIVERY, start=at_offset(1)), 1)
     assert crew.groups.totals().delivered == 3
     await crew.close()
@@ -494,7 +495,7 @@ async def test_groups_on_real_files_survive_a_stop() -> None:
     with tempfile.TemporaryDirectory() as folder:
         crew, files, loop = Crew(), LocalFiles(), asyncio.get_running_loop()
         groups = Groups(crew.broker, files, folder, clock=crew.clock, loop=loop)
-        groups.create("work", "g", EXPLICIT, start=END)
+        groups.create("work", "g", EXPLICIT, start=END, principal=SERVER)
         await groups.close()
         again = Groups(crew.broker, files, folder, clock=crew.clock, loop=loop)
         again.open()

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from babelbus.core.access import SERVER
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.state.key_index import KeyPattern
@@ -429,7 +430,7 @@ async def test_a_change_is_an_event_for_live_subscriptions_and_for_the_topic_tha
     state = bus.open_state()
     topic = bus.topic("a")
     heard: list[Event] = []
-    bus.broker.subscribe(below("a"), heard.extend)
+    bus.broker.subscribe(below("a"), heard.extend, principal=SERVER)
     state.set("a/b", b"1")
     state.set("other", b"2")
     state.note("a/b", b"3")
@@ -452,7 +453,7 @@ async def test_who_hears_the_state_itself_gets_no_event_of_it() -> None:
     state = bus.open_state()
     heard: list[Event] = []
     bus.broker.state_receiver = heard.extend
-    bus.broker.router.add(PathPattern((), rest=True), bus.broker.state_receiver, shared=True)
+    bus.broker.router.add(PathPattern((), rest=True), bus.broker.state_receiver, shared=True, principal=SERVER)
     bus.topic("a")
     state.set("a/b", b"1")
     state.set("x", b"1")

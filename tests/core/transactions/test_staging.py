@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babelbus.config import StagingLimits
+from babelbus.core.access import SERVER
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.receipt import Receipt
 from babelbus.core.settings import TopicSettings
@@ -312,7 +313,9 @@ async def test_live_subscribers_hear_of_records_when_they_are_committed() -> Non
     stage = Stage()
     heard: list[bytes | None] = []
 
-    stage.bus.broker.subscribe(EVERYTHING, lambda events: heard.extend(event.payload for event in events))
+    stage.bus.broker.subscribe(
+        EVERYTHING, lambda events: heard.extend(event.payload for event in events), principal=SERVER
+    )
     await stage.staged("p", b"a")
     assert heard == []
     await stage.committed(("p", 1))
@@ -525,7 +528,7 @@ async def test_a_failed_flush_of_a_topic_in_the_middle_of_a_commit_leaves_each_r
     drop: bool, skip: int, ack: str
 ) -> None:
     stage = Stage()
-    stage.bus.broker.alter_topic("log", {"ack": ack}).result()
+    stage.bus.broker.alter_topic("log", {"ack": ack}, principal=SERVER).result()
     expected = []
     for number in range(80):  # three windows
         values = [b"%d-%d-" % (number, place) + bytes(100) for place in range(3)]
@@ -547,13 +550,13 @@ async def test_a_topic_that_goes_away_before_the_commit_refuses_it_and_during_it
     stage = Stage()
     await stage.staged("p", b"a")
     await stage.staged("p", b"b", topic="news")
-    stage.bus.broker.remove_topic("news").result()
+    stage.bus.broker.remove_topic("news", principal=SERVER).result()
     with pytest.raises(MissingTopicError):
         stage.commit(("p", 2))
     stage.bus.topic("news", 2)
     receipt = stage.commit(("p", 2))
     await turns(1)
-    stage.bus.broker.remove_topic("news").result()
+    stage.bus.broker.remove_topic("news", principal=SERVER).result()
     await done([receipt])
     assert receipt.error is None
     assert stage.seen() == {"log/0": [b"a"]}

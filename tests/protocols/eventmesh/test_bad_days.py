@@ -8,6 +8,7 @@ import pytest
 
 from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
+from babelbus.core.access import SERVER
 from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, MeshClient, frame
 from tests.support.server import LiveServer, configure
 
@@ -127,7 +128,7 @@ def test_a_client_that_has_said_goodbye_and_stays_is_closed(live: LiveServer, mo
 def test_a_topic_that_is_removed_before_listening_refuses_the_listener(live: LiveServer) -> None:
     with dial(live).hello() as client:
         assert client.ask("SUBSCRIBE_REQUEST", {"topicList": ["removed"]})["code"] == 0
-        live.call(lambda: live.server.broker.remove_topic("removed"))
+        live.call(lambda: live.server.broker.remove_topic("removed", principal=SERVER))
         live.until(lambda: live.server.broker.find_topic("removed") is None)
         answer = client.ask("LISTEN_REQUEST")
         assert (answer["code"], "removed" in answer["desc"]) == (1, True)
@@ -140,7 +141,7 @@ def test_a_group_that_somebody_has_alone_refuses_the_listener(live: LiveServer) 
     groups = live.server.broker.groups
     with dial(live).hello(group="own") as client:
         assert client.ask("SUBSCRIBE_REQUEST", {"topicList": ["owned"]})["code"] == 0
-        owner = live.call(lambda: groups.get("owned", "own").join(lambda _: None, exclusive=True))
+        owner = live.call(lambda: groups.get("owned", "own").join(lambda _: None, exclusive=True, principal=SERVER))
         answer = client.ask("LISTEN_REQUEST")
         assert (answer["code"], "exclusive" in answer["desc"]) == (1, True)
         live.call(owner.leave)

@@ -25,7 +25,7 @@ from babelbus.client import (
     UnknownTopicError,
 )
 from babelbus.config import Config, JebpSettings
-from babelbus.core.access import Rights
+from babelbus.core.access import SERVER, Rights
 from babelbus.core.groups.settings import BEGINNING
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
@@ -264,8 +264,8 @@ def numbered(count: int, first: int = 0) -> list[Record]:
 @in_loop
 async def test_positions_of_one_topic_some_and_all(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        await server.broker.create_topic("b", 3, {"engine": "memory"})
-        await server.broker.create_topic("a", 1)
+        await server.broker.create_topic("b", 3, {"engine": "memory"}, principal=SERVER)
+        await server.broker.create_topic("a", 1, principal=SERVER)
         await client.publish_many("b", numbered(20), partition=2)
         (told,) = await client.positions(["b"], NOW + 5)
         assert (told.topic, told.engine) == ("b", "memory")
@@ -288,11 +288,11 @@ async def test_all_topics_come_over_several_answers(tmp_path: Path) -> None:
     config = msgspec.structs.replace(config, jebp=msgspec.structs.replace(config.jebp, frame_bytes_max=1024))
     async with serving(tmp_path, config) as server, client_of(server, tmp_path) as client:
         for number in range(20):
-            await server.broker.create_topic(f"t{number:02}", 2, {"engine": "memory"})
+            await server.broker.create_topic(f"t{number:02}", 2, {"engine": "memory"}, principal=SERVER)
         names = [f"t{number:02}" for number in range(20)]
         assert [one.topic for one in await client.positions()] == ["$state", *names]
         assert [one.topic for one in await client.positions(names[::-1])] == names
-        await server.broker.create_topic("wide", 100, {"engine": "memory"})
+        await server.broker.create_topic("wide", 100, {"engine": "memory"}, principal=SERVER)
         with pytest.raises(RequestError, match="over the server's frame limit"):
             await client.positions(["wide"])
 
@@ -303,10 +303,10 @@ async def test_a_topic_that_is_made_again_has_another_id_and_one_that_stays_keep
         return {one.topic: one.id for one in await client.positions(["here", "fleeting"])}
 
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        await server.broker.create_topic("here")
-        await server.broker.create_topic("fleeting", 1, {"engine": "memory"})
+        await server.broker.create_topic("here", principal=SERVER)
+        await server.broker.create_topic("fleeting", 1, {"engine": "memory"}, principal=SERVER)
         first = await ids(client)
-        await server.broker.alter_topic("here", {"partitions": 2})
+        await server.broker.alter_topic("here", {"partitions": 2}, principal=SERVER)
         assert await ids(client) == first
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
         second = await ids(client)
@@ -320,7 +320,7 @@ async def test_a_topic_that_is_made_again_has_another_id_and_one_that_stays_keep
 @in_loop
 async def test_a_topic_of_an_older_server_has_the_first_id(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        await server.broker.create_topic("old")
+        await server.broker.create_topic("old", principal=SERVER)
     (settings,) = (tmp_path / "topics" / "old").glob("settings*")
     kept = msgspec.json.decode(settings.read_bytes().partition(b"\n")[2])  # behind the line of its CRC
     del kept["id"]
@@ -335,7 +335,7 @@ async def test_a_topic_of_an_older_server_has_the_first_id(tmp_path: Path) -> No
 @in_loop
 async def test_one_partition_is_fetched_from_an_offset_or_a_time_up_to_an_end(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        await server.broker.create_topic("t", 3)
+        await server.broker.create_topic("t", 3, principal=SERVER)
         await client.publish_many("t", numbered(5), partition=0)
         await client.publish_many("t", numbered(50, 100), partition=2)
 
@@ -365,7 +365,7 @@ async def test_one_partition_is_fetched_from_an_offset_or_a_time_up_to_an_end(tm
 @in_loop
 async def test_what_cannot_be_fetched_has_its_own_errors(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        await server.broker.create_topic("t", 2)
+        await server.broker.create_topic("t", 2, principal=SERVER)
         await client.publish_many("t", numbered(5), partition=1)
         with pytest.raises(OffsetOutOfRangeError, match=r"offset 6 does not exist: there are 0 to 5") as caught:
             await client.fetch_partition("t", 1, offset=6)
@@ -393,7 +393,7 @@ async def test_what_cannot_be_fetched_has_its_own_errors(tmp_path: Path) -> None
 @in_loop
 async def test_a_reader_tells_how_far_it_is_and_its_lag_is_that_of_a_group(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        await server.broker.create_topic("news", 2)
+        await server.broker.create_topic("news", 2, principal=SERVER)
         groups = server.broker.groups
         assert groups is not None
         await client.publish_many("news", numbered(10), partition=0)
@@ -402,7 +402,7 @@ async def test_a_reader_tells_how_far_it_is_and_its_lag_is_that_of_a_group(tmp_p
         assert [(cursor.position, cursor.lag) for cursor in groups.get("news", "me").info().cursors] == [(3, 7), (4, 0)]
         await client.move_group("news", "me", {0: 10})
         assert groups.get("news", "me").info().lag == 0
-        groups.create("news", "workers", start=BEGINNING)
+        groups.create("news", "workers", start=BEGINNING, principal=SERVER)
         with pytest.raises(RequestError, match="'workers' is one for members to share"):
             await client.move_group("news", "workers", {0: 10})
         assert groups.get("news", "workers").info().lag == 14
@@ -423,7 +423,7 @@ def sessions_of(server: Server) -> list[Session]:
 @in_loop
 async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        await server.broker.create_topic("t")
+        await server.broker.create_topic("t", principal=SERVER)
         guest = Identity.generate()
         server._lists.put(ClientEntry(guest.fingerprint, "guest", admin=False))
         async with Client(server.addresses["jebp"], identity=guest) as client:
@@ -442,7 +442,7 @@ async def test_who_may_not_read_a_topic_is_not_told_of_it(tmp_path: Path) -> Non
 @in_loop
 async def test_a_fetch_waits_for_a_record_its_time_or_the_end_of_the_topic(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client, client_of(server, tmp_path) as other:
-        await server.broker.create_topic("t", 2)
+        await server.broker.create_topic("t", 2, principal=SERVER)
 
         async def waiting(seconds: float = 30.0) -> "asyncio.Task[object]":
             task = asyncio.create_task(client.fetch_partition("t", 1, offset=0, wait_seconds=seconds))
@@ -459,7 +459,7 @@ async def test_a_fetch_waits_for_a_record_its_time_or_the_end_of_the_topic(tmp_p
         assert not any(session._waits for session in sessions_of(server))
         await other.remove_topic("t")
         await other.create_topic("t")
-        await server.broker.alter_topic("t", {"partitions": 2})
+        await server.broker.alter_topic("t", {"partitions": 2}, principal=SERVER)
         task = await waiting()
         await other.remove_topic("t")
         with pytest.raises(UnknownTopicError):
@@ -469,7 +469,7 @@ async def test_a_fetch_waits_for_a_record_its_time_or_the_end_of_the_topic(tmp_p
 @in_loop
 async def test_nothing_waits_for_a_client_that_is_gone(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        topic = await server.broker.create_topic("t")
+        topic = await server.broker.create_topic("t", principal=SERVER)
         async with client_of(server, tmp_path) as client:
             task = asyncio.create_task(client.fetch_partition("t", 0, wait_seconds=10))
             await until(lambda: topic.partitions[0]._watchers)
@@ -481,7 +481,7 @@ async def test_nothing_waits_for_a_client_that_is_gone(tmp_path: Path) -> None:
 @in_loop
 async def test_following_a_partition_stops_at_its_own_end_and_crosses_what_compaction_removed(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
-        topic = await server.broker.create_topic("t", 3, {"cleanup": "compact"})
+        topic = await server.broker.create_topic("t", 3, {"cleanup": "compact"}, principal=SERVER)
         await client.publish_many("t", [Record(b"x" * 100_000, timestamp=NOW)] * 200, partition=0)  # 20 MB in front
         await client.publish_many("t", [Record(b"%d" % n, b"key", (), NOW + n) for n in range(500)], partition=2)
         log = topic.partitions[2].log
@@ -508,7 +508,7 @@ def test_the_blocking_client_has_both(tmp_path: Path) -> None:
     server = Server(configure(tmp_path, jebp=JebpSettings(port=0)))
     try:
         loop.run_until_complete(server.start())
-        loop.run_until_complete(server.broker.create_topic("t", 2).wait())
+        loop.run_until_complete(server.broker.create_topic("t", 2, principal=SERVER).wait())
         identity = Identity.load(tmp_path / "conf" / "admin_key")
 
         def use() -> None:
@@ -531,10 +531,10 @@ async def test_live_events_say_who_published_them_and_the_records_stay_as_they_c
         guest = Identity.generate()
         server._lists.put(ClientEntry(guest.fingerprint, "guest", admin=False))
         for name, partitions in (("one", 1), ("two", 2)):
-            await server.broker.create_topic(name, partitions)
+            await server.broker.create_topic(name, partitions, principal=SERVER)
         heard: list[Event] = []
         for name in ("one", "two"):
-            server.broker.subscribe(exactly(name), heard.extend)
+            server.broker.subscribe(exactly(name), heard.extend, principal=SERVER)
         async with Client(server.addresses["jebp"], identity=guest) as client:
             await asyncio.gather(create_singly(admin, "one", [b"a"]), create_singly(client, "one", [b"g1", b"g2"]))
             await create_singly(admin, "one", [b"a"] * 100)

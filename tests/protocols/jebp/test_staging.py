@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from babelbus.client import BlockingClient, Client, ClientError, Identity, Record, RequestError
 from babelbus.clients.jebp.transactions import REQUESTS_ON_THE_WAY
 from babelbus.config import JebpSettings
+from babelbus.core.access import SERVER
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.codec import decode_request, encode_request
 from babelbus.protocols.jebp.fields import decode_numbers, encode_numbers
@@ -220,7 +221,7 @@ async def test_records_that_set_the_state_are_refused_by_a_topic_that_keeps_none
         with pytest.raises(RequestError, match=r"'news' keeps no state.* --retain last") as caught:
             await writer.stage_stored("news", records.data, to_state=True)
         assert not caught.value.repeat
-        await server.broker.alter_topic("news", {"retain": "last"})
+        await server.broker.alter_topic("news", {"retain": "last"}, principal=SERVER)
         await writer.put("news", [records], to_state=True)
         await client.transaction("etl").commit(0, [await writer.drain()])
         assert await payloads(client) == [b"1"]

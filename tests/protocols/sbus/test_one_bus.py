@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from babelbus.client import Client as JebpClient
+from babelbus.core.access import SERVER
 from babelbus.core.record import Event
 from babelbus.core.router import Route
 from babelbus.core.subject import EVERYTHING, exactly
@@ -62,7 +63,7 @@ def test_a_topic_records_what_sbus_publishes_below_it_and_jebp_fetches_it(tmp_pa
 
 def test_sbus_subscribers_hear_a_recorded_message_once_and_in_order_with_the_others(tmp_path: Path) -> None:
     with LiveServer(configured(tmp_path)) as live, join(live, b"") as client:
-        live.call(lambda: live.server.broker.create_topic("t"))
+        live.call(lambda: live.server.broker.create_topic("t", principal=SERVER))
         for number in range(100):
             client.publish(b"t/x" if number % 2 else b"live", b"%d" % number)
         assert [one.payload for one in heard_before_barrier(client)] == [b"%d" % number for number in range(100)]
@@ -79,11 +80,11 @@ def test_a_topic_that_comes_or_goes_later_counts_at_once(tmp_path: Path) -> None
     with LiveServer(configured(tmp_path)) as live, join(live) as client:
         for step in ("before", "during", "after"):
             if step == "during":
-                live.call(lambda: live.server.broker.create_topic("t"))
+                live.call(lambda: live.server.broker.create_topic("t", principal=SERVER))
             if step == "after":
                 topic = live.server.broker.topic("t")
                 live.until(lambda: topic.partitions[0].high_watermark == 1)  # noqa: B023
-                live.call(lambda: live.server.broker.remove_topic("t"))
+                live.call(lambda: live.server.broker.remove_topic("t", principal=SERVER))
             client.publish(b"t/x", step.encode())
             client.whoami()
         assert topic.partitions[0].next_offset == 1
@@ -94,7 +95,7 @@ def test_secrets_and_the_servers_own_names_stay_on_the_bus(tmp_path: Path) -> No
     with LiveServer(configured(tmp_path)) as live, join(live, b"") as client:
         live.call(
             lambda: live.server.broker.subscribe(
-                EVERYTHING, lambda events: heard.extend(event.subject for event in events)
+                EVERYTHING, lambda events: heard.extend(event.subject for event in events), principal=SERVER
             )
         )
         for key in (b"!/cred////x", b"!/cred/9/9/9/x", b"$state/x", b"open"):
@@ -129,7 +130,7 @@ def test_an_event_is_looked_up_once_for_many_packets(tmp_path: Path) -> None:
             client.publish(b"a/b", b"x")
             assert payloads(client, 1) == [b"x"]
             routes.add(live.call(lambda: router.route_of("a/b")))
-        live.call(lambda: router.add(exactly("other"), lambda events: None))
+        live.call(lambda: router.add(exactly("other"), lambda events: None, principal=SERVER))
         routes.add(live.call(lambda: router.route_of("a/b")))
         assert len(routes) == 1
         client.publish(b"a/b")

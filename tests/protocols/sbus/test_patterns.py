@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babelbus.core.access import SERVER
 from babelbus.core.router import Router
 from babelbus.protocols.sbus.patterns import PREFIX_MAX, SbusPattern, key_of, subject_of
 from tests.support.sbus_cases import CASES
@@ -67,7 +68,7 @@ def test_keys_without_a_star_match_as_the_regular_expression_says(pattern: bytes
 @given(st.lists(some_bytes, max_size=6), some_bytes)
 def test_the_router_finds_what_matches(patterns: list[bytes], key: bytes) -> None:
     router = Router()
-    made = [router.add(SbusPattern(pattern), lambda events: None) for pattern in patterns]
+    made = [router.add(SbusPattern(pattern), lambda events: None, principal=SERVER) for pattern in patterns]
     found = {made.index(one) for one in router.find(subject_of(key))}
     assert found == {number for number, pattern in enumerate(patterns) if matches(pattern, key)}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from babelbus.core.access import CLIENT
+from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.request import (
     NoRespondersError,
     Question,
@@ -37,7 +37,7 @@ def answers(house: House, reply: Reply | None, subject: str = "Svc") -> list[Que
         if reply is not None:
             house.bus.broker.respond(question.key, reply)
 
-    house.bus.broker.responders.add(exactly(subject), answer)
+    house.bus.broker.responders.add(exactly(subject), answer, principal=SERVER)
     return asked
 
 

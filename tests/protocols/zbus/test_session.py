@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from babelbus.core.access import SERVER
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
 from tests.protocols.zbus.peer import Client, House, command
@@ -433,8 +434,8 @@ async def test_what_was_said_of_a_queue_does_not_hold_for_another_topic_of_its_n
     house = House(files)
     client, broker = Client(house), house.bus.broker
     client.do("create", mq="Q", mqMask=2, channel="C")  # a ring
-    broker.remove_topic("Q").result()  # not by zbus
-    broker.create_topic("Q", 1, {"engine": "disk"}).result()
+    broker.remove_topic("Q", principal=SERVER).result()  # not by zbus
+    broker.create_topic("Q", 1, {"engine": "disk"}, principal=SERVER).result()
     publish(broker, [Event("Q", b"%d" % number) for number in range(1500)])
     told = client.do("query", mq="Q")["body"]
     assert (told["type"], told["mask"], told["creator"], told["size"]) == ("disk", 0, "", 1500)
@@ -603,7 +604,7 @@ async def test_what_another_protocol_published_is_a_message_and_what_zbus_publis
     client, broker = Client(house), house.bus.broker
     client.do("create", mq="Q", channel="C")
     heard: list[Event] = []
-    broker.subscribe(exactly("Q"), heard.extend)
+    broker.subscribe(exactly("Q"), heard.extend, principal=SERVER)
     json_type = (b"content-type", b"application/json")
     publish(broker, [Event("Q", b'{"a":1}', b"k", (json_type, (b"ce_id", b"i"))), Event("Q/below", b"\xff")])
     client.do("pub", "text", mq="Q", tag="t", id="z")
@@ -635,7 +636,7 @@ async def test_a_message_that_came_without_an_id_has_the_same_one_for_every_chan
     assert (again["headers"]["id"], again["body"]) == (ids[1], "1")
     wide = client.do("take", mq="wide", channel="C", window=99)["body"]
     assert len({one["headers"]["id"] for one in wide} | set(ids)) == 11
-    broker.remove_topic("Q").result()  # not by zbus
+    broker.remove_topic("Q", principal=SERVER).result()  # not by zbus
     client.do("create", mq="Q", channel="C", mqType="disk")
     publish(broker, [Event("Q", b"0")])
     [other] = client.do("take", mq="Q", channel="C")["body"]

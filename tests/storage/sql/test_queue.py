@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from babelbus.clock import ManualClock
+from babelbus.core.access import SERVER
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
 from babelbus.metrics import Metrics
@@ -119,7 +120,7 @@ async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str,
     url = f"sqlite:///{tmp_path}/db.sqlite"
     catalog = MemoryFiles()
     broker = broker_on(make(url), catalog)
-    topic = await broker.create_topic("news", 2, {"ack": ack, "engine": "db"})
+    topic = await broker.create_topic("news", 2, {"ack": ack, "engine": "db"}, principal=SERVER)
     receipts = await done(publish(topic, events(*(b"%d" % number for number in range(100)))))
     assert [receipt.error for receipt in receipts] == [None, None]
     for partition in topic.partitions:
@@ -129,7 +130,7 @@ async def test_a_broker_publishes_reads_and_starts_again_on_a_database(ack: str,
     await broker.close()
     broker = broker_on(make(url), catalog)
     assert [await stored(partition) for partition in broker.topic("news").partitions] == kept
-    await broker.remove_topic("news")
+    await broker.remove_topic("news", principal=SERVER)
     await broker.close()
     assert make(url).partition_count("news") == 0
 
@@ -142,7 +143,7 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
     url = f"sqlite:///{tmp_path}/db.sqlite"
     catalog = MemoryFiles()
     broker = broker_on(make(url), catalog)
-    await done(publish(await broker.create_topic("news", 1, {"engine": "db"}), events(b"x")))
+    await done(publish(await broker.create_topic("news", 1, {"engine": "db"}, principal=SERVER), events(b"x")))
     await broker.close()
     (tmp_path / "elsewhere").mkdir()
     broker = broker_on(make(f"sqlite:///{tmp_path}/elsewhere/db.sqlite"), catalog)
@@ -158,7 +159,7 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
 @in_loop
 async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
     broker = broker_on(DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)), MemoryFiles())
-    topic = await broker.create_topic("news", 1, {"ack": "flushed", "engine": "db"})
+    topic = await broker.create_topic("news", 1, {"ack": "flushed", "engine": "db"}, principal=SERVER)
     await done(publish(topic, events(b"before")))
     server.sql(END_SESSIONS)
     refused = 0

@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from babelbus.core.access import CLIENT, SERVER, STATE_TOPIC, Action, Identity
+from babelbus.core.access import CLIENT, NOBODY, SERVER, STATE_TOPIC, Action, Identity
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import (
     PROTOCOL,
@@ -143,7 +143,7 @@ class DeadLetterTopics:
         return self._describe(self._find(name))
 
     async def read(
-        self, name: str, partition: int, offset: int, count_max: int, principal: Identity = SERVER
+        self, name: str, partition: int, offset: int, count_max: int, principal: Identity = NOBODY
     ) -> list[Letter]:
         """Return up to `count_max` letters of a partition from an offset on, the oldest first.
 
@@ -171,7 +171,7 @@ class DeadLetterTopics:
         *,
         count_max: int | None = None,
         places: Sequence[tuple[int, int]] = (),
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
     ) -> Replayed:
         """Publish letters that were not replayed yet to the topics that they came from, and record that.
 
@@ -186,10 +186,10 @@ class DeadLetterTopics:
         """
         topic = self._find(name)
         self._door.check_topic(principal, Action.CONSUME, topic.name)
-        group = self._groups.ensure(topic.name, REPLAY_GROUP, REPLAY_SETTINGS, start=BEGINNING)
-        group.resume()
+        group = self._groups.ensure(topic.name, REPLAY_GROUP, REPLAY_SETTINGS, start=BEGINNING, principal=SERVER)
+        group.resume(SERVER)
         outcome, chosen, left = Replayed(topic.name), set(places), count_max
-        member = group.join(lambda _: None, credit=0, exclusive=True)
+        member = group.join(lambda _: None, credit=0, exclusive=True, principal=SERVER)
         try:
             while (left is None or left > 0) and (chosen or not places):
                 count = TAKE_COUNT if left is None else min(TAKE_COUNT, left)
@@ -242,7 +242,7 @@ class DeadLetterTopics:
         receipt.when_done(settle)
         return receipt
 
-    async def purge(self, name: str, *, everything: bool = False, principal: Identity = SERVER) -> DeadLetterTopicInfo:
+    async def purge(self, name: str, *, everything: bool = False, principal: Identity = NOBODY) -> DeadLetterTopicInfo:
         """Remove a topic of dead letters and return its last figures; the next dead letter makes the topic anew.
 
         Raises:

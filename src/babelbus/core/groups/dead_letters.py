@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from babelbus.core.access import CLIENT, SERVER, Action, Identity
+from babelbus.core.access import CLIENT, NOBODY, SERVER, Action, Identity
 from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
@@ -59,10 +59,10 @@ class TopicDoor(Protocol):
     def publish(self, publication: Publication) -> Receipt:
         """Publish; whatever prevents it is the error of the receipt."""
 
-    def create_topic(self, name: str, *, source: str | None = None) -> Work[Topic]:
+    def create_topic(self, name: str, *, principal: Identity = NOBODY, source: str | None = None) -> Work[Topic]:
         """Create a topic, durably; `source` is the topic whose records it is to hold copies of."""
 
-    def remove_topic(self, name: str, principal: Identity = SERVER) -> Work[None]:
+    def remove_topic(self, name: str, principal: Identity = NOBODY) -> Work[None]:
         """Remove a topic and its records, durably."""
 
     def add_source(self, name: str, source: str) -> Work[None]:
@@ -202,7 +202,7 @@ class DeadLetters:
                 self._door.add_source(name, letter.topic).when_done(publish)
 
         if topic is None:
-            self._door.create_topic(name, source=letter.topic).when_done(note)
+            self._door.create_topic(name, principal=SERVER, source=letter.topic).when_done(note)
         else:
             self._door.add_source(name, letter.topic).when_done(publish)
         return receipt

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import SERVER, AccessRefusedError, Action, Identity, refusal
+from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Identity, refusal
 from babelbus.core.groups.cursor_files import StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
@@ -140,7 +140,7 @@ class Group:
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
         expires: bool = True,
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
@@ -245,7 +245,7 @@ class Group:
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
-    def seek(self, place: Place, principal: Identity = SERVER) -> None:
+    def seek(self, place: Place, principal: Identity = NOBODY) -> None:
         """Move the cursors. Outstanding deliveries are dropped; later acks for them count as stale.
 
         Raises:
@@ -268,13 +268,13 @@ class Group:
         for cursor in list(self._cursors):
             oldest = cursor.partition.oldest
             if cursor.stored().committed < oldest:
-                self.seek(at_offset(oldest, cursor.number))
+                self.seek(at_offset(oldest, cursor.number), SERVER)
 
-    def pause(self, principal: Identity = SERVER) -> None:
+    def pause(self, principal: Identity = NOBODY) -> None:
         """Stop all deliveries, pushed and taken, until `resume`, also after a restart; acks still count."""
         self._set_paused(True, principal)
 
-    def resume(self, principal: Identity = SERVER) -> None:
+    def resume(self, principal: Identity = NOBODY) -> None:
         """Resume deliveries."""
         self._set_paused(False, principal)
 
@@ -323,7 +323,7 @@ class Group:
 
     # -- pulling -----------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, member: Member | None = None, principal: Identity = SERVER) -> list[Sequence[Delivery]]:
+    def take(self, count: int, member: Member | None = None, principal: Identity = NOBODY) -> list[Sequence[Delivery]]:
         """Fetch up to `count` records now, in competition with the members; an empty list when nothing is there.
 
         The records come as a member gets them, see `Deliver`. `take` never waits: if `loading` is not `None`
@@ -340,7 +340,7 @@ class Group:
             if self._flight is not None:
                 raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
             self._check_topic(principal, Action.CONSUME, self.topic.name)
-            member = Member(self, lambda _: None, credit=count)
+            member = Member(self, lambda _: None, credit=count, principal=principal)
         elif member.closed:
             raise GroupClosedError("the member has left its group")
         if self.paused or self._stalled:

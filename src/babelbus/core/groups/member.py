@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from babelbus.core.access import SERVER, Identity
+from babelbus.core.access import NOBODY, Identity
 from babelbus.core.groups.in_flight import Delivery, Holder, Lease
 from babelbus.core.groups.settings import GroupSettings, RecordFilter
 from babelbus.core.quotas import Quota
@@ -27,7 +27,9 @@ class _Group(Protocol):
     settings: GroupSettings
 
     def wake(self) -> None: ...
-    def take(self, count: int, member: "Member | None" = None) -> list[Sequence[Delivery]]: ...
+    def take(
+        self, count: int, member: "Member | None" = None, principal: Identity = NOBODY
+    ) -> list[Sequence[Delivery]]: ...
     def leave(self, member: "Member", *, lost: bool = False) -> None: ...
     def ack(self, member: "Member", deliveries: Iterable[Delivery]) -> int: ...
     def ack_offsets(self, member: "Member", lease: Lease, offsets: list[int]) -> int: ...
@@ -63,7 +65,7 @@ class Member(Holder):
         owner: object = None,
         exclusive: bool = False,
         held: bool = False,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
         expires: bool = True,
     ) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class Member(Holder):
 
     def take(self, count: int) -> list[Sequence[Delivery]]:
         """Fetch up to `count` records now, whatever the credit; see `Group.take`."""
-        return self.group.take(count, self)
+        return self.group.take(count, self, self.principal)
 
     def leave(self, *, lost: bool = False) -> None:
         """End the membership; records that it holds are handed to others at once. A second call does nothing.

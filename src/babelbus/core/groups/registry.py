@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import SERVER, Action, Identity, owner_of
+from babelbus.core.access import NOBODY, SERVER, Action, Identity, owner_of
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, own_topic_name, topic_name
 from babelbus.core.groups.group import Group
@@ -110,7 +110,7 @@ class Groups:
         settings: GroupSettings | None = None,
         *,
         start: Place = END,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
     ) -> Group:
         """Create a group on a topic; `Group.saved` is done when that is durable, or when the disk refused.
 
@@ -140,8 +140,8 @@ class Groups:
         group = self._make(owner, StoredGroup(topic, name, settings, False, made_ms, {}, made_by))
         self._groups[topic, name] = group
         if start.partition is not None:
-            group.seek(END)
-        group.seek(start)
+            group.seek(END, SERVER)
+        group.seek(start, SERVER)
 
         def settle(saved: Promise) -> None:
             if saved.error is not None:
@@ -158,7 +158,7 @@ class Groups:
         settings: GroupSettings | None = None,
         *,
         start: Place = END,
-        principal: Identity = SERVER,
+        principal: Identity = NOBODY,
     ) -> Group:
         """Return a group, with the settings that it has; create it if the name is free.
 
@@ -191,7 +191,7 @@ class Groups:
             offsets[one.number] = one.high_watermark if offset is None else offset
         return Place("offset", partition=partition, offsets=offsets)
 
-    def alter(self, topic: str, name: str, changes: dict[str, Any], principal: Identity = SERVER) -> Group:
+    def alter(self, topic: str, name: str, changes: dict[str, Any], principal: Identity = NOBODY) -> Group:
         """Update settings of a group while it is used; `Group.saved` is done when they are durable.
 
         If the disk refuses, they change back.
@@ -227,7 +227,7 @@ class Groups:
         group.saved.when_done(settle)
         return group
 
-    def remove(self, topic: str, name: str, principal: Identity = SERVER) -> Promise:
+    def remove(self, topic: str, name: str, principal: Identity = NOBODY) -> Promise:
         """Remove a group and tell its members; return what is done when that is durable.
 
         If the disk refuses, the group is there again, without members.

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from babelbus.core.access import SERVER, AccessRefusedError, Identity
+from babelbus.core.access import NOBODY, AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.protocols.contract import Encode, Outbox
@@ -259,7 +259,7 @@ class WebSession(HttpSession):
 
     # -- what takes long ---------------------------------------------------------------------------------------------
 
-    def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]], identity: Identity = SERVER) -> None:
+    def _begin_job(self, request: Request, work: Callable[[], Awaitable[Reply]], identity: Identity = NOBODY) -> None:
         """Run a coroutine and answer when it is done; until then the outbox is full, so that later requests wait."""
         done = Promise()
         replies: list[Reply] = []

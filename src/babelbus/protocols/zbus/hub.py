@@ -15,7 +15,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import SERVER, Action, Identity, Root, covers, owner_of, refusal
+from babelbus.core.access import NOBODY, SERVER, Action, Identity, Root, covers, owner_of, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
@@ -297,7 +297,7 @@ class Hub:
         if damage is not None:
             raise damage
 
-    async def remove_mq(self, mq: str, principal: Identity = SERVER) -> None:
+    async def remove_mq(self, mq: str, principal: Identity = NOBODY) -> None:
         """Remove an MQ with its channels and messages; it need not be there.
 
         Raises:
@@ -423,7 +423,7 @@ class Hub:
             group.seek(at_offset(max(offset, 0)), principal)
         return changed
 
-    def remove_channel(self, mq: str, channel: str, principal: Identity = SERVER) -> Promise:
+    def remove_channel(self, mq: str, channel: str, principal: Identity = NOBODY) -> Promise:
         """Remove a channel, which need not be there; what it returns is done when that is durable.
 
         Raises:
@@ -562,11 +562,11 @@ class Hub:
 
     # -- what is told of them ----------------------------------------------------------------------------------------
 
-    def describe_all(self, principal: Identity = SERVER) -> list[dict[str, Any]]:
+    def describe_all(self, principal: Identity = NOBODY) -> list[dict[str, Any]]:
         """Return what `query` tells of all MQs that a principal may see."""
         return [self.describe(topic, principal) for topic in self._mqs() if self.sees(principal, topic)]
 
-    def describe(self, topic: Topic, principal: Identity = SERVER) -> dict[str, Any]:
+    def describe(self, topic: Topic, principal: Identity = NOBODY) -> dict[str, Any]:
         """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
         mq = topic.name
         entry = self._entry(topic)
@@ -591,7 +591,7 @@ class Hub:
             "channelList": channels,
         }
 
-    def describe_channel(self, group: Group, principal: Identity = SERVER) -> dict[str, Any]:
+    def describe_channel(self, group: Group, principal: Identity = NOBODY) -> dict[str, Any]:
         """Return what `query` tells of a channel; a principal that may not manage the MQ sees no clients of others."""
         sees_all = self.manages(principal, group.topic)
         mq, channel = group.topic.name, group.name

@@ -205,8 +205,8 @@ class Session(Generic[Asked]):
         if not self._monitor:
             return pages.welcome(request_id, __version__)
         if "text/html" in message.headers.get("accept", ""):
-            return pages.monitor(request_id, hub.describe_all())
-        return json_reply(request_id, m.OK, _encode_json(hub.describe_all()))
+            return pages.monitor(request_id, hub.describe_all(self.principal))
+        return json_reply(request_id, m.OK, _encode_json(hub.describe_all(self.principal)))
 
     def find_route(self, message: Message, target: str | None) -> Message | None:
         """Return the command that a message without one means, with an absolute MQ; see `routing.route`."""
