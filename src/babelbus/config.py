@@ -650,6 +650,13 @@ class AdminSettings(msgspec.Struct, frozen=True):
     ] = 10.0
     connections_max: Connections = 1_000
     tls: SpeaksTls | None = None
+    docs_folder: (
+        Annotated[
+            str,
+            of("folder of the built documentation that GET /docs/ serves; none is that of the package, if it has one"),
+        ]
+        | None
+    ) = None
     open_metrics: Annotated[
         bool, of("whether metrics and the reasons of /health need no right to read $metrics while the gate is on")
     ] = False
