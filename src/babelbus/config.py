@@ -1,7 +1,7 @@
 """Every setting: its unit, default and reason. `settings.py` reads settings from file, environment and flags.
 
 One frozen struct per section; a field is the key `section.field` in babelbus.toml, `BABELBUS_SECTION_FIELD` in the
-environment. The texts here are the ones that `babelbus config`, `--help` and docs/operations.md show.
+environment. The texts here are the ones that `babelbus config`, `--help` and docs/settings.md show.
 """
 
 import ipaddress
@@ -208,7 +208,7 @@ class Listening(Protocol):
 
 
 class TlsSettings(msgspec.Struct, frozen=True):
-    """The certificate of all TCP listeners (docs/operations.md, "TLS"); jebp has an encryption of its own."""
+    """The certificate of all TCP listeners (docs/security.md, "TLS"); jebp has an encryption of its own."""
 
     cert_file: (
         Annotated[str, of("certificate chain in PEM: with it, all TCP listeners but that of jebp speak TLS alone")]
