@@ -8,7 +8,9 @@ import pytest
 from tests.documentation.pages import ROOT, Reader
 
 PAGES = [
+    "README.md",
     "docs/start.md",
+    "docs/backup.md",
     "docs/tutorials/python.md",
     "docs/tutorials/sbus.md",
     "docs/tutorials/http.md",
