@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documentation.pages import ROOT, Reader
+from tests.documentation.pages import ROOT, Reader, blocks
 
 PAGES = [
     "README.md",
@@ -22,6 +22,17 @@ PAGES = [
 ]
 
 
+ELSEWHERE = {
+    "docs/access-recipes.md": "tests/access/test_recipes.py",
+    "docs/access.md": "tests/access/test_recipes.py, in other words",
+    "docs/recipes/parquet.md": "tests/spark/test_pages.py",
+    "docs/tutorials/javascript.md": "tests/interop/test_pages.py",
+    "docs/tutorials/zbus.md": "tests/interop/test_pages.py",
+    "docs/tutorials/eventmesh.md": "tests/interop/test_pages.py",
+}
+"""Pages that another test runs."""
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     somebody = Reader(tmp_path)
@@ -32,3 +43,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_reader_can_do_what_the_page_says(reader: Reader, page: str) -> None:
     reader.follow(ROOT / page)
+
+
+def test_every_page_with_commands_is_run_by_a_test() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    with_commands = {
+        str(page.relative_to(ROOT)) for page in pages if any(block.language == "sh" for block in blocks(page))
+    }
+    assert with_commands - {*PAGES, *ELSEWHERE, "docs/writing.md"} == set()
