@@ -227,6 +227,12 @@ class Reader:
             self._served.kill_started()
             assert code == 0
 
+    def address(self, name: str) -> str:
+        """Return where the server of the page listens."""
+        assert self._served is not None
+        address: str = self._served.ready["addresses"][name]
+        return address
+
     def use(self, folder: Path, name: str) -> None:
         """Let programs of the page find packages that were installed elsewhere."""
         os.symlink(folder / name, self.folder / name)
@@ -252,6 +258,19 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         pause.wait(0.05)
+
+
+def build(folder: Path) -> None:
+    """Build the site as `make docs` does, in another folder."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def has(*tools: str) -> bool:

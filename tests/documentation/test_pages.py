@@ -24,7 +24,6 @@ PAGES = [
 
 ELSEWHERE = {
     "docs/access-recipes.md": "tests/access/test_recipes.py",
-    "docs/access.md": "tests/access/test_recipes.py, in other words",
     "docs/recipes/parquet.md": "tests/spark/test_pages.py",
     "docs/tutorials/javascript.md": "tests/interop/test_pages.py",
     "docs/tutorials/zbus.md": "tests/interop/test_pages.py",
