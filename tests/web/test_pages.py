@@ -10,7 +10,7 @@ import pytest
 from yarl import URL
 
 from babelbus.config import AdminSettings
-from babelbus.errors import ConfigError
+from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
 from babelbus.web import pages
 from babelbus.web.admin import AdminServer
@@ -38,7 +38,7 @@ def browse(folder: Path | None, test: Callable[[Get], Coroutine[Any, Any, None]]
         bus = FakeServer()
         settings = AdminSettings(port=0, docs_folder=None if folder is None else str(folder))
         server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, settings=settings)
-        await server.start()
+        await server.start(await open_sockets("127.0.0.1", 0))
         host, port = server.address
         try:
             async with aiohttp.ClientSession() as session:
@@ -142,8 +142,3 @@ def test_a_package_without_pages_answers_404_and_with_pages_serves_them(
     browse(None, missing)
     monkeypatch.setattr(pages, "PACKAGED", folder)
     browse(None, packaged)
-
-
-def test_a_folder_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"admin\.docs_folder: .*/nothing: no such folder"):
-        pages.PageRoutes(AdminSettings(docs_folder=str(tmp_path / "nothing")))
