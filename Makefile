@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check man stubs clean
+.PHONY: help demo demo-data test interop torture serve bench check docs man stubs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
 	@echo 'make check    ruff, format, mypy'
 	@echo 'make man      write the manual pages of the command line into build/man'
+	@echo 'make docs     build the documentation into site/; open site/index.html'
 	@echo 'make stubs    make the classes of gRPC messages anew from the .proto files'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
 
@@ -69,13 +70,18 @@ check: $(VENV)/.ready-dev $(VENV)/.ready-bench
 man: $(VENV)/.ready-run
 	@$(BIN)/babelbus man build/man/man1
 
+# A link that leads nowhere, or a page that the navigation lacks, fails the build.
+docs: $(VENV)/.ready-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet $(ARGS)
+	@echo 'Built site/index.html; "babelbus serve --admin-docs-folder site" serves it at http://127.0.0.1:8600/docs/'
+
 # The classes of gRPC's messages are kept beside the files that they are made from: only who changes one needs this.
 stubs: $(VENV)/.ready-dev
 	@$(PIP) grpcio-tools
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src src/babelbus/protocols/eventmesh/stubs/*.proto
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests bench examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is the last thing that venv puts there: an interrupted run is begun again.
@@ -119,7 +125,11 @@ $(VENV)/.ready-browser: | $(VENV)/.ready-dev
 
 $(VENV)/.ready-dev: $(VENV)/.ready-build
 	@$(BUILD) -e '.[dev]'
-	@touch $@ $(VENV)/.ready-run $(VENV)/.ready-spark
+	@touch $@ $(VENV)/.ready-run $(VENV)/.ready-spark $(VENV)/.ready-docs
+
+$(VENV)/.ready-docs: $(VENV)/.ready-build
+	@$(BUILD) -e '.[docs]'
+	@touch $@ $(VENV)/.ready-run
 
 $(VENV)/.ready-bench: $(VENV)/.ready-build
 	@$(BUILD) -e '.[bench]'

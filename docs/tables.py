@@ -1,29 +1,42 @@
 """Write what the documentation takes from the code: `python docs/tables.py`. A test compares it.
 
-The tables of settings and metrics in docs/operations.md, and the tree of packages in CONTRIBUTING.md.
+The tables of docs/settings.md and docs/metrics.md, and the tree of packages in CONTRIBUTING.md.
 """
 
 import ast
+import inspect
 import re
 from pathlib import Path
+
+import msgspec
 
 from babelbus import config
 from babelbus.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
-OPERATIONS = ROOT / "docs" / "operations.md"
+SETTINGS = ROOT / "docs" / "settings.md"
+METRICS = ROOT / "docs" / "metrics.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
-def settings_table() -> str:
-    """Give a row for each setting."""
-    lines = ["| key | value | default | what it is for |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{one.key}` | {one.type} | `{one.default}` | {one.doc} |" for one in config.describe()]
-    return "\n".join(lines)
+def settings_tables() -> str:
+    """Return a heading and a table for each section of the configuration, with a row for each setting."""
+    rows: dict[str, list[str]] = {}
+    for setting in config.describe():
+        meaning = setting.doc.replace("[", "\\[")  # no link
+        row = f"| `{setting.key}` | {setting.type} | `{setting.default}` | {meaning} |"
+        rows.setdefault(setting.key.partition(".")[0], []).append(row)
+    sections = {field.name: field.type for field in msgspec.structs.fields(config.Config)}
+    lines = []
+    for name, found in rows.items():
+        sentence = (inspect.getdoc(sections[name]) or "").partition("\n")[0]
+        lines += [f"### `[{name}]`", "", re.sub(r" \(docs/[^)]*\)", "", sentence), ""]
+        lines += ["| key | value | default | what it is for |", "| --- | --- | --- | --- |", *found, ""]
+    return "\n".join(lines[:-1])
 
 
 def metrics_table() -> str:
-    """Give a row for each metric."""
+    """Return a row for each metric."""
     lines = ["| metric | type | labels | what it tells |", "| --- | --- | --- | --- |"]
     lines += [f"| `{one.name}` | {one.type} | {', '.join(one.labels)} | {one.doc} |" for one in Metrics().describe()]
     return "\n".join(lines)
@@ -53,12 +66,12 @@ def filled(page: str, **parts: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return the pages that have such parts, as they should be."""
-    operations = OPERATIONS.read_text(encoding="utf-8")
-    contributing = CONTRIBUTING.read_text(encoding="utf-8")
-    return {
-        OPERATIONS: filled(operations, settings=settings_table(), metrics=metrics_table()),
-        CONTRIBUTING: filled(contributing, packages=packages_tree()),
+    parts = {
+        SETTINGS: {"settings": settings_tables()},
+        METRICS: {"metrics": metrics_table()},
+        CONTRIBUTING: {"packages": packages_tree()},
     }
+    return {page: filled(page.read_text(encoding="utf-8"), **part) for page, part in parts.items()}
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ class Publisher(threading.Thread):
 
 @contextmanager
 def step(text: str) -> Iterator[list[str]]:
-    """Say what is done while it is done, and what came out (what the block appends) when it is."""
+    """Print the step while it runs, and its result, which the block appends, when it is done."""
     results: list[str] = []
     begun = time.perf_counter()
     with console.status(f"{text} …") if console.is_terminal else told_again(text):
@@ -220,7 +220,7 @@ def read_by_offset(client: BlockingClient, records: list[Record]) -> tuple[int, 
 
 
 def same(found: Record, wanted: Record) -> bool:
-    """Say whether a record came back as it was published."""
+    """Return whether a record came back as it was published."""
     return (found.payload, found.key, found.headers, found.timestamp) == (
         wanted.payload,
         wanted.key,

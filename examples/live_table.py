@@ -42,7 +42,7 @@ Totals = dict[tuple[str, int], list[int]]
 
 
 def publish_weather(client: BlockingClient, data_folder: str) -> int:
-    """Make the topics of this part, and publish the hourly weather of the three airports as events; give how many."""
+    """Make the topics of this part, and publish the hourly weather of the three airports as events; return how many."""
     client.create_topic(WEATHER)
     babelbus = str(Path(sys.executable).parent / "babelbus")
     making = [babelbus, "topics", "create", DELAYS, "--retain", "last", "--cleanup", "compact"]
@@ -110,7 +110,7 @@ def stream(spark: SparkSession, bus: dict[str, str], topic: str, per_batch: int,
 
 
 def enriched(spark: SparkSession, bus: dict[str, str], weather_per_batch: int) -> DataFrame:
-    """Give the flights with their airline, aircraft and weather."""
+    """Return the flights with their airline, aircraft and weather."""
     state = spark.read.format("babelbus").options(**bus).option("table", "state").load().cache()
     airline_names = state.where("key LIKE 'airlines/%'").select(
         f.substring_index("key", "/", -1).alias("carrier"), f.get_json_object("value", "$.name").alias("airline")
@@ -186,7 +186,7 @@ def run(
 
 
 def describe(airline: str, figures: list[int]) -> dict[str, object]:
-    """Give a total as it stands in the state."""
+    """Return a total as it is in the state."""
     return {"airline": airline, **dict(zip(("flights", "delay_minutes", "in_rain", "seats"), figures, strict=True))}
 
 

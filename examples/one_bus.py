@@ -40,7 +40,7 @@ class Lines:
         self._socket.sendall(b"".join([msgspec.json.encode(message) + b"\n" for message in messages]))
 
     def receive(self) -> dict[str, dict[str, object]]:
-        """Give the next message of the server."""
+        """Return the next message of the server."""
         while not self._found:
             data = self._socket.recv(READ_BYTES)
             if not data:
@@ -64,7 +64,7 @@ def reference_data() -> Iterator[tuple[str, object]]:
 
 
 def set_state(address: str, token: str) -> int:
-    """Set all airlines and aircraft, each acknowledged; give how many."""
+    """Set all airlines and aircraft, each acknowledged; return how many."""
     lines = Lines(address, token)
     pairs = list(reference_data())
     lines.send(
@@ -82,7 +82,7 @@ def set_state(address: str, token: str) -> int:
 
 
 def compare_state(address: str, token: str) -> int:
-    """Read the whole tree and compare it with the source; give how many keys were right."""
+    """Read the whole tree and compare it with the source; return how many keys were right."""
     wanted = dict(reference_data())
     lines = Lines(address, token)
     found: dict[str, object] = {}
@@ -99,7 +99,7 @@ def compare_state(address: str, token: str) -> int:
 def hear(
     jebp: BlockingClient, addresses: dict[str, str], token: str, password: str, records: list[Record]
 ) -> tuple[int, int, int]:
-    """Publish flights through jebp; give how many sbus, Wörterbuch and EventMesh subscribers heard, all equal."""
+    """Publish flights through jebp; return how many sbus, Wörterbuch and EventMesh subscribers heard, all equal."""
     jebp.create_topic(TOPIC)
     mesh = Listener(addresses["eventmesh-tcp"], password, TOPIC, len(records))
     subscriber = Lines(addresses["worterbuch-tcp"], token)

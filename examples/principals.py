@@ -43,7 +43,7 @@ def make_token_key(folder: str) -> str:
 
 
 def make_principals(folder: str, data_folder: str, admin: str) -> Principals:
-    """Give each principal of the table a credential, through the administration API."""
+    """Create a credential for each principal of the table, through the administration API."""
     identities = {}
     for name in ("airline", "spark"):
         identities[name] = Identity.generate()

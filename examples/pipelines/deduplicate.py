@@ -25,6 +25,6 @@ pipeline = {
 
 
 def unique(spark: SparkSession, records: DataFrame, same: str) -> DataFrame:
-    """Give the first of each group of records that are the same."""
+    """Return the first of each group of records that are the same."""
     marked = records.withColumn("_same", F.expr(same))
     return marked.dropDuplicatesWithinWatermark(["_same"]).drop("_same")

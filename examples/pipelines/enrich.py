@@ -38,7 +38,7 @@ pipeline = {
 
 
 def airlines(spark: SparkSession, state: DataFrame) -> DataFrame:
-    """Give code and name of each airline that the state knows."""
+    """Return code and name of each airline that the state knows."""
     airline = F.from_json(F.col("value").cast("string"), AIRLINE)
     return (
         state.where(F.col("key").startswith("airlines/"))
@@ -48,13 +48,13 @@ def airlines(spark: SparkSession, state: DataFrame) -> DataFrame:
 
 
 def named(spark: SparkSession, flights: DataFrame, airlines: DataFrame) -> DataFrame:
-    """Give the flights with their airline's name, `null` where the state does not know it."""
+    """Return the flights with their airline's name, `null` where the state does not know it."""
     rows = flights.select("timestamp", F.date_trunc("hour", "timestamp").alias("hour"), "data.*")
     return rows.join(airlines, "carrier", "left")
 
 
 def with_weather(spark: SparkSession, named: DataFrame, weather: DataFrame) -> DataFrame:
-    """Give the flights with the weather of their hour at the airport they leave from."""
+    """Return the flights with the weather of their hour at the airport they leave from."""
     hourly = weather.select("timestamp", F.date_trunc("hour", "timestamp").alias("hour"), "data.*").alias("w")
     flight = named.alias("f")
     same = (

@@ -35,7 +35,7 @@ pipeline = {
 
 
 def checked(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """Give the records with the column `faults`: what is wrong with each."""
+    """Return the records with the column `faults`: the faults of each."""
     fields = F.from_json(F.col("value").cast("string"), f"{SCHEMA}, _broken STRING", {
         "columnNameOfCorruptRecord": "_broken"
     })  # fmt: skip
@@ -47,12 +47,12 @@ def checked(spark: SparkSession, records: DataFrame) -> DataFrame:
 
 
 def good(spark: SparkSession, checked: DataFrame) -> DataFrame:
-    """Give the records that nothing is wrong with."""
+    """Return the records without a fault."""
     return checked.where(F.size("faults") == 0).drop("faults")
 
 
 def bad(spark: SparkSession, checked: DataFrame) -> DataFrame:
-    """Give the others, with the header that says why."""
+    """Return the rejected records, with the reasons in a header."""
     reason = F.array_join("faults", "; ")
     return checked.where(F.size("faults") > 0).select(
         "key", "value", _with_header("headers", "quality", reason).alias("headers"), "timestamp"

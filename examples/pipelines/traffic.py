@@ -37,7 +37,7 @@ pipeline = {
 
 
 def observed(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """Give what is counted of each record."""
+    """Return the columns that are counted of each record."""
     named = F.filter("headers", lambda header: header["key"] == "ce_source")
     source = F.coalesce(F.get(named, F.lit(0))["value"].cast("string"), F.lit("-"))
     return records.select(
@@ -48,7 +48,7 @@ def observed(spark: SparkSession, records: DataFrame) -> DataFrame:
 
 
 def rates(spark: SparkSession, observed: DataFrame, window: str) -> DataFrame:
-    """Give records, bytes and rate per window, topic, protocol and source."""
+    """Return records, bytes and rate per window, topic, protocol and source."""
     groups = observed.groupBy(F.window("timestamp", window), "topic", "protocol", "source")
     seconds = F.col("window.end").cast("long") - F.col("window.start").cast("long")
     return groups.agg(
@@ -60,7 +60,7 @@ def rates(spark: SparkSession, observed: DataFrame, window: str) -> DataFrame:
 
 
 def gaps(spark: SparkSession, observed: DataFrame, window: str) -> DataFrame:
-    """Give the missing offsets per window and partition, where there are any."""
+    """Return the missing offsets per window and partition, where there are any."""
     groups = observed.groupBy(F.window("timestamp", window), "topic", "partition")
     found = groups.agg(F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("records"))
     missing = F.col("last") - F.col("first") + 1 - F.col("records")
@@ -70,7 +70,7 @@ def gaps(spark: SparkSession, observed: DataFrame, window: str) -> DataFrame:
 
 
 def talkers(spark: SparkSession, observed: DataFrame) -> DataFrame:
-    """Give the ten sources with the most bytes."""
+    """Return the ten sources with the most bytes."""
     groups = observed.groupBy("topic", "protocol", "source")
     found = groups.agg(F.count("*").alias("records"), F.sum("bytes").alias("bytes"))
     return found.orderBy(F.desc("bytes")).limit(10)

@@ -1,7 +1,7 @@
 """Every setting: its unit, default and reason. `settings.py` reads settings from file, environment and flags.
 
 One frozen struct per section; a field is the key `section.field` in babelbus.toml, `BABELBUS_SECTION_FIELD` in the
-environment. The texts here are the ones that `babelbus config`, `--help` and docs/operations.md show.
+environment. The texts here are the ones that `babelbus config`, `--help` and docs/settings.md show.
 """
 
 import ipaddress
@@ -160,10 +160,11 @@ class GroupsSettings(msgspec.Struct, frozen=True):
     """Consumer groups: durable cursors on topics, shared by their members."""
 
     commit_seconds: Annotated[
-        float, of("how far the cursors on disk may lag behind: after a crash, so much comes again", "seconds", gt=0)
+        float,
+        of("how far cursors on disk may lag behind: after a crash, records of this time come again", "seconds", gt=0),
     ] = 1.0
     read_ahead_bytes: Annotated[
-        int, of("what all groups together hold of the logs while they hand it out", "bytes", ge=1_048_576)
+        int, of("records that all groups together hold in memory to hand them out", "bytes", ge=1_048_576)
     ] = 64 * MIB
 
 
@@ -176,13 +177,13 @@ class StagingLimits(msgspec.Struct, frozen=True):
         int, of("parts (one a writing task) of all transactions; each costs about 1 KiB of memory", "count", ge=1)
     ] = 100_000
     part_seconds: Annotated[
-        float, of("a part that did not grow for so long and that no commit named is dropped", "seconds", gt=0)
+        float, of("a part that no commit named and that has not grown for this time is dropped", "seconds", gt=0)
     ] = 86_400.0
     transactions_max: Annotated[
         int, of("transaction ids that are remembered, to know a commit that comes again", "count", ge=1)
     ] = 100_000
     transaction_seconds: Annotated[
-        float, of("a transaction id without a commit for so long is forgotten", "seconds", gt=0)
+        float, of("a transaction id without a commit for this time is forgotten", "seconds", gt=0)
     ] = 30 * 86_400.0
 
 
@@ -208,7 +209,7 @@ class Listening(Protocol):
 
 
 class TlsSettings(msgspec.Struct, frozen=True):
-    """The certificate of all TCP listeners (docs/operations.md, "TLS"); jebp has an encryption of its own."""
+    """The certificate of all TCP listeners (docs/security.md, "TLS"); jebp has an encryption of its own."""
 
     cert_file: (
         Annotated[str, of("certificate chain in PEM: with it, all TCP listeners but that of jebp speak TLS alone")]
@@ -321,11 +322,11 @@ class SbusSettings(msgspec.Struct, frozen=True):
     ) = None
     soft: Annotated[
         Literal["queue", "discard", "block", "error"],
-        of("what happens with what a client does not take at once, until it says otherwise"),
+        of("what happens to packets that a client does not take at once, unless the client chooses otherwise"),
     ] = "queue"
     hard: Annotated[
         Literal["discard", "block", "error"],
-        of("what happens when its queue is full: drop, stop who publishes, or disconnect it"),
+        of("what happens when the queue of a client is full: drop the packet, stop the publisher or disconnect"),
     ] = "block"
     order: Annotated[Literal["queue", "stack", "random"], of("order of its queue: oldest, newest or largest first")] = (
         "queue"
@@ -519,7 +520,7 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     ) = None
     web_cache_seconds: Annotated[
         int,
-        of("browsers may use a static file for so long without asking whether it has changed", "seconds", ge=0),
+        of("how long browsers may use a static file without asking whether it has changed", "seconds", ge=0),
     ] = 0
     cors_origins: (
         Annotated[str, of("web pages of these origins may use the port, with commas between; * lets all of them")]
@@ -532,7 +533,7 @@ class ZbusSettings(msgspec.Struct, frozen=True):
     cors_expose_headers: Annotated[str, of("headers that such pages may read, with commas between; * is any")] = "*"
     rpc_timeout_seconds: Annotated[
         float,
-        of("a caller over plain HTTP is answered 504 if its service has said nothing for so long", "seconds", gt=0),
+        of("a caller over plain HTTP is answered 504 if its service has not answered for this time", "seconds", gt=0),
     ] = 10.0
     rpc_keep_expired: Annotated[
         bool, of("hand calls to their service even if nobody waits for the answer any more")
@@ -541,7 +542,7 @@ class ZbusSettings(msgspec.Struct, frozen=True):
         float, of("a client whose TLS handshake, or then its first request, takes longer is closed", "seconds", gt=0)
     ] = 10.0
     idle_seconds: Annotated[
-        float, of("a connection without traffic in either direction for so long is closed", "seconds", gt=0)
+        float, of("a connection without traffic in either direction for this time is closed", "seconds", gt=0)
     ] = 180.0
     connections_max: Connections = 10_000
 
@@ -605,7 +606,7 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
         int, of("messages that are pushed to one session for one topic without an acknowledgement", "count", ge=1)
     ] = 1000
     ack_seconds: Annotated[
-        float, of("a pushed message without an acknowledgement for so long goes to another session", "seconds", gt=0)
+        float, of("a pushed message without an acknowledgement for this time goes to another session", "seconds", gt=0)
     ] = 60.0
     streams_max: Annotated[int, of("open calls and streams of one gRPC connection", "count", ge=1)] = 1000
     calls_max: Annotated[
@@ -613,10 +614,10 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     ] = 4000
     subscriptions_max: Annotated[int, of("topics that one session may subscribe to", "count", ge=1)] = 10_000
     handshake_seconds: Annotated[
-        float, of("a client that has not said who it is for so long is closed", "seconds", gt=0)
+        float, of("a client that has not proved who it is after this time is closed", "seconds", gt=0)
     ] = 10.0
     idle_seconds: Annotated[
-        float, of("a client that has sent nothing for so long, not even a heartbeat, is closed", "seconds", gt=0)
+        float, of("a client that has sent nothing for this time, not even a heartbeat, is closed", "seconds", gt=0)
     ] = 120.0
     connections_max: Annotated[
         int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
@@ -650,6 +651,13 @@ class AdminSettings(msgspec.Struct, frozen=True):
     ] = 10.0
     connections_max: Connections = 1_000
     tls: SpeaksTls | None = None
+    docs_folder: (
+        Annotated[
+            str,
+            of("folder of the built documentation that GET /docs/ serves; none is that of the package, if it has one"),
+        ]
+        | None
+    ) = None
     open_metrics: Annotated[
         bool, of("whether metrics and the reasons of /health need no right to read $metrics while the gate is on")
     ] = False
@@ -757,7 +765,11 @@ class ServerSettings(msgspec.Struct, frozen=True):
     ] = 2_000  # fmt: skip
     handshakes_per_address_max: Annotated[
         int,
-        of("the same for those whose client has not proved who it is, or not sent its first request", "count", ge=1),
+        of(
+            "the same for connections whose client has not proved who it is or not sent its first request",
+            "count",
+            ge=1,
+        ),
     ] = 500
     uncounted_networks: (
         Annotated[

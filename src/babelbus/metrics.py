@@ -180,11 +180,13 @@ class Metrics:
         self.groups_commit_failures_total = counter(
             "groups_commit_failures_total", "Times that the disk refused to save the groups' cursors"
         )
-        self.groups_read_ahead_bytes = gauge("groups_read_ahead_bytes", "What groups hold of the logs to hand it out")
+        self.groups_read_ahead_bytes = gauge(
+            "groups_read_ahead_bytes", "Bytes of records that groups hold in memory to hand them out"
+        )
         self.groups_read_ahead_bytes_max = gauge("groups_read_ahead_bytes_max", "Limit of groups_read_ahead_bytes")
-        self.tail_cache_bytes = gauge("tail_cache_bytes", "What partitions keep of their newest records in memory")
+        self.tail_cache_bytes = gauge("tail_cache_bytes", "Bytes of the newest records that partitions keep in memory")
         self.tail_cache_bytes_max = gauge("tail_cache_bytes_max", "Limit of tail_cache_bytes")
-        self.staged_bytes = gauge("staged_bytes", "What transactions have staged")
+        self.staged_bytes = gauge("staged_bytes", "Bytes that transactions have staged")
         self.staged_bytes_max = gauge("staged_bytes_max", "Limit of staged_bytes")
         self.state_keys = gauge("state_keys", "Keys of the state")
         self.requests_in_flight = gauge("requests_in_flight", "Requests that wait for a reply")
@@ -225,7 +227,7 @@ class Metrics:
         self.proofs_delayed_total = counter(
             "proofs_delayed_total", "Proofs refused because their client has to wait after wrong ones", "protocol"
         )
-        self.access_refusals_total = counter("access_refusals_total", "What the table of access refused", "action")
+        self.access_refusals_total = counter("access_refusals_total", "Refusals of the table of access", "action")
         self.access_version = gauge("access_version", "Version of the table of access: changes so far")
         self.access_rows = gauge("access_rows", "Rows of the table of access")
         self.access_principals = gauge("access_principals", "Principals of the table of access")

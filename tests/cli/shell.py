@@ -65,9 +65,9 @@ class Shell:
 class Served(Shell):
     """A shell with a server on its data folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(folder)
-        self.process = self.start("serve", "--server-any-port", "--json", "--log-level", "error")
+        self.process = self.start("serve", "--server-any-port", "--json", "--log-level", "error", *options)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]

@@ -6,7 +6,6 @@ answer changes: the connection that asks for the page reaches the attacker, the 
 
 import json
 import queue
-import shutil
 import socket
 import subprocess
 import threading
@@ -21,12 +20,12 @@ import pytest
 from babelbus.config import ServerSettings, ZbusSettings
 from tests.support.browsers import export, picture, tree
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.chromium import find_browser
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
 PAGES = Path(__file__).parent / "hostile_page"
 EVIL, REBOUND = "evil.example", "rebound.example"
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PAGE_REQUEST = b"GET /rebound "
 DOORS = ("zbus", "zbus-monitor", "worterbuch", "admin")
 # What the browser itself does against such pages is off: it is the server that is tested.
@@ -145,7 +144,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    path = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    path = find_browser()
     if path is None:
         pytest.skip("Chromium is not installed: no page was opened (Debian: apt-get install chromium)")
     return path

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from babelbus.clock import SystemClock
-from babelbus.config import JebpSettings, ServerSettings, TopicDefaults
+from babelbus.config import AdminSettings, JebpSettings, ServerSettings, TopicDefaults
 from babelbus.errors import ConfigError
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake
@@ -399,3 +400,10 @@ def test_a_topic_with_damaged_settings_is_named_by_health_and_stays_in_the_list(
     with LiveServer(configure(tmp_path)) as live:
         assert sorted(live.call(lambda: list(live.server.public_topics()))) == ["bad", "good"]
         assert "bad 1" in (live.conf / "topics").read_text()
+
+
+def test_a_folder_of_pages_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    admin = AdminSettings(port=0, docs_folder=str(tmp_path / "nothing"))
+    config = msgspec.structs.replace(configure(tmp_path / "data"), admin=admin)
+    with pytest.raises(ConfigError, match=r"admin\.docs_folder: .*/nothing: no such folder"), LiveServer(config):
+        pass

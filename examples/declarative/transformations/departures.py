@@ -33,7 +33,7 @@ def departures() -> DataFrame:
 
 @dp.append_flow(target="late", name="late_departures")
 def late_departures() -> DataFrame:
-    """Give the late flights as records: what is no column of a record is JSON in `value`."""
+    """Return the late flights as records: columns that a record does not have become JSON in `value`."""
     found = SparkSession.active().readStream.table("departures").where(F.col("dep_delay") >= LATE_MINUTES)
     return found.select(
         F.concat("carrier", F.col("flight").cast("string")).alias("key"),

@@ -1,4 +1,4 @@
-"""Quotas of principals: rates of bytes, and counts of what one principal may hold (docs/operations.md, "Quotas").
+"""Quotas of principals: rates of bytes, and counts of what one principal may hold (docs/security.md, "Quotas").
 
 A rate is kept by reading later from the socket; a count is kept by refusing. All connections of a principal share its
 quota, whatever protocol they speak.

@@ -29,7 +29,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
 from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, ConfigError
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
@@ -351,6 +351,7 @@ class Server:
     async def _listen_for_admin(self, context: ServiceContext) -> None:
         """Open the address of the administration endpoint; the first connection there loads the endpoint."""
         settings = self.config.admin
+        _check_docs_folder(settings.docs_folder)
         tls = self._certificates.make_tls("admin", settings.tls)
         self.admin_tls = tls is not None
         parts = {
@@ -487,6 +488,12 @@ class _Stores(dict[str, Store]):
 def _note_unwritten_list(written: Promise) -> None:
     if written.error is not None:
         log.error("the list of topics could not be written; the topics themselves are safe: %s", written.error)
+
+
+def _check_docs_folder(folder: str | None) -> None:
+    """Check that the folder of the documentation exists: the endpoint opens it when somebody asks first."""
+    if folder is not None and not os.path.isdir(folder):
+        raise ConfigError(f"admin.docs_folder: {folder}: no such folder; 'make docs' builds the pages")
 
 
 def _note_unopened_admin(opening: "asyncio.Task[None]") -> None:

@@ -1,8 +1,8 @@
 """The administration endpoint (docs/operations.md): metrics and health for machines, a JSON API for the command line.
 
-`/metrics`, `/health` and `/ready` are open to who can connect. Everything below `/api` needs a proof in its
-`Authorization` header: the token of the data folder, or the token or password of a principal, which does what its
-rights allow. A web page of somebody else cannot set that header without our consent, which we never give
+`/metrics`, `/health`, `/ready` and the pages of `/docs/` are open to who can connect. Everything below `/api` needs a
+proof in its `Authorization` header: the token of the data folder, or the token or password of a principal, which does
+what its rights allow. A web page of somebody else cannot set that header without our consent, which we never give
 (no CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
 """
 
@@ -34,6 +34,7 @@ from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.groups import GroupRoutes, check_sees, may_see
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.live import LiveRoutes
+from babelbus.web.pages import PageRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.requests import RequestRoutes
 from babelbus.web.state import StateRoutes
@@ -155,6 +156,7 @@ class AdminServer:
         pipelines = Pipelines(server.clock)
         metrics.registry.register(pipelines)
         self._pipelines = PipelineRoutes(pipelines)
+        self._pages = PageRoutes(settings)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -196,6 +198,8 @@ class AdminServer:
         router.add_get("/metrics", self._get_metrics)
         router.add_get("/health", self._get_health)
         router.add_get("/ready", self._get_ready)
+        for path, page in self._pages.routes:
+            router.add_get(path, page)
         # `{name}` is one segment of the path as it was sent: the slash in `plant%2Fline1` stays inside the name.
         for method, path, handler in (
             ("GET", "/api/topics", self._list_topics),

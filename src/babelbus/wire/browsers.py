@@ -1,4 +1,4 @@
-"""The requests of browsers that an HTTP listener carries out (docs/operations.md, "Browsers").
+"""The requests of browsers that an HTTP listener carries out (docs/security.md, "Browsers").
 
 Any web page that a user opens can send requests to the machine of the user and to its network, also to loopback. The
 page needs no answer to do harm, and a name that is bound to our address later (DNS rebinding) lets it read the answer.

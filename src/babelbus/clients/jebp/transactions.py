@@ -64,9 +64,7 @@ class PartWriter:
     ) -> PartRecords:
         """Add a list in batches; return the state of the part, once it survives a loss of power on the server.
 
-        Args:
-            topic, payloads, timestamps, partition, batch_records: as `Client.publish_many` has them. With `partition`
-                -1 the server chooses one for each batch.
+        The arguments are those of `Client.publish_many`. With `partition` -1 the server chooses one for each batch.
 
         Raises:
             BabelbusError: as `Requests.do`; discard the writer then, and leave its part out of the commit.

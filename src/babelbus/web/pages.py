@@ -1,0 +1,53 @@
+"""The pages of the documentation, below /docs/: files of one folder, for everybody who reaches the endpoint."""
+
+import asyncio
+from pathlib import Path
+
+from aiohttp import hdrs, web
+
+import babelbus
+from babelbus.config import AdminSettings
+from babelbus.web.answers import SAFE_HEADERS
+from babelbus.wire.http import FileRefusedError, Files
+
+FILE_BYTES_MAX = 2**24
+PACKAGED = Path(babelbus.__file__).parent / "pages"
+"""The folder of pages in a wheel that was built with them."""
+HEADERS = {
+    **SAFE_HEADERS,
+    # A browser asks each time whether a page has changed, and gets 304: a new release shows its own pages.
+    hdrs.CACHE_CONTROL: "no-cache",
+    # The theme has scripts in its pages. They load from here alone, and no other page may show these in a frame.
+    "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'",
+}
+
+
+class PageRoutes:
+    """The handlers of /docs/. They need no token: the pages are the same on every server."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        self._files = Files(settings.docs_folder or str(PACKAGED), bytes_max=FILE_BYTES_MAX)
+        self.routes = (("/docs", self._redirect), ("/docs/{path:.*}", self._get))
+
+    async def _redirect(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=308, headers={**HEADERS, hdrs.LOCATION: "/docs/"})
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Answer a file of the folder; the disk is read in a thread.
+
+        Raises:
+            web.HTTPNotFound: there is no such page, its file is unreadable, or the path leaves the folder.
+        """
+        asked = {name.lower(): value for name, value in request.headers.items()}
+        path = "/" + request.match_info["path"]
+        try:
+            file = await asyncio.to_thread(self._files.read, path, asked=asked)
+        except FileRefusedError as error:
+            raise web.HTTPNotFound from error
+        if file is None:
+            raise web.HTTPNotFound
+        headers = {**HEADERS, hdrs.ETAG: file.tag, hdrs.LAST_MODIFIED: file.changed}
+        if file.unchanged:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=file.data, headers={**headers, hdrs.CONTENT_TYPE: file.content_type})
