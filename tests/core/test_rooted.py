@@ -11,6 +11,7 @@ import babelbus.core.broker
 import babelbus.core.fanout
 import babelbus.core.publish
 import babelbus.core.router
+import babelbus.core.state.editor
 import babelbus.core.topic
 from babelbus.core.access.root import root_of
 from babelbus.core.record import Event
@@ -115,3 +116,29 @@ def test_the_path_of_a_publication_knows_no_roots(module: object) -> None:
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert names.isdisjoint({"root", "absolute", "relative", "Root"})
+
+
+def test_no_method_of_the_editor_of_the_state_calls_another_that_translates() -> None:
+    """Else the keys of a rooted principal would get the root twice."""
+    path = getattr(babelbus.core.state.editor, "__file__", None)
+    assert isinstance(path, str)
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    translating = {
+        node.name
+        for node in classes["RootedStateEditor"].body
+        if isinstance(node, functions) and not node.name.startswith("_")
+    }
+    called = {
+        node.func.attr
+        for node in ast.walk(classes["StateEditor"])
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "self"
+    }
+    assert called.isdisjoint(translating)
+    own = {node.name for node in classes["StateEditor"].body if isinstance(node, functions)}
+    keyed = {name for name in own if not name.startswith("_")} - {"commit", "check_key", "read_pattern"}
+    assert keyed == translating

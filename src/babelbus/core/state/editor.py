@@ -88,9 +88,8 @@ class StateEditor:
 
     async def match(self, pattern: str, moment: AsOf | None) -> list[Entry]:
         """Return the entries that match a pattern."""
-        return (
-            self.entries(pattern) if moment is None else await self._history.match(self.read_pattern(pattern), moment)
-        )
+        elements = self.read_pattern(pattern)
+        return self._state.entries(elements) if moment is None else await self._history.match(elements, moment)
 
     async def tree(self, moment: AsOf | None) -> list[Entry]:
         """Return all entries but the server's own."""
@@ -217,7 +216,10 @@ class StateEditor:
 
 
 class RootedStateEditor(StateEditor):
-    """The state below a root: keys and patterns are relative to the root."""
+    """The state below a root: keys and patterns are relative to the root.
+
+    Each method translates once: a method of the base class that calls another public one would translate twice.
+    """
 
     def __init__(
         self,
