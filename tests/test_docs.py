@@ -1,13 +1,20 @@
 """The documentation says what the code does; what can be compared is compared."""
 
+import ast
+import importlib
 import importlib.util
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from babelbus.client import BlockingClient, Client, Identity
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SNIPPET = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
 def test_what_the_pages_take_from_the_code_is_true() -> None:
@@ -47,6 +54,32 @@ def test_the_navigation_leads_to_every_page() -> None:
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
+
+
+def snippets(page: Path) -> Iterator[ast.Module]:
+    """Yield the Python of a page; it may wait outside of a function."""
+    for _, text in SNIPPET.findall(page.read_text(encoding="utf-8")):
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        yield compile(textwrap.dedent(text), str(page), "exec", flags)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if SNIPPET.search(page.read_text(encoding="utf-8"))], ids=lambda page: page.stem
+)
+def test_every_name_that_a_snippet_takes_from_the_package_exists(page: Path) -> None:
+    identity = Identity.generate()
+    clients: list[object] = [Client(identity=identity), BlockingClient(identity=identity)]
+    states: list[object] = [client.state for client in clients]  # type: ignore[attr-defined]  # both have it
+    missing: list[str] = []
+    for node in [node for snippet in snippets(page) for node in ast.walk(snippet)]:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "babelbus":
+            module = importlib.import_module(node.module or "")
+            missing += [f"{node.module}.{name.name}" for name in node.names if not hasattr(module, name.name)]
+        elif isinstance(node, ast.Attribute) and page.stem.startswith("python-client"):
+            owner = {"client": clients, "client.state": states, "state": states}.get(ast.unparse(node.value), ())
+            if owner and not any(hasattr(one, node.attr) for one in owner):
+                missing.append(ast.unparse(node))
     assert missing == []
 
 

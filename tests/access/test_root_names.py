@@ -166,6 +166,38 @@ def test_the_state_over_jebp_is_below_the_root(house: House) -> None:
         assert "tenants" not in str(caught.value)
 
 
+def test_watches_wills_and_refusals_of_the_state_over_jebp_name_no_root(house: House) -> None:
+    with tenant(house, ACME, Jebp) as (tenancy, proof), Jebp(tenancy, proof) as driver:
+        set_state(house, tenants_globex_calls_a=7)
+        state = driver.client.state
+        state.set_many({"calls/a": 1, "calls/b": 2})
+        assert state.compare_and_set("calls/v", 1, 0) == 1
+        assert list(state.get_many(["calls/b"])) == ["calls/b"]
+        revision = state.history("calls/a").revisions[-1]
+        assert "calls/a" in state.as_of(offset=revision.offset).match("calls/#")
+        changes = state.watch("calls/a")
+        assert next(changes).key == "calls/a"
+        set_state(house, tenants_globex_calls_a=8, tenants_acme_calls_a=3)
+        assert (change := next(changes)).value == 3, change
+        changes.close()
+        with state.lock("calls/a", timeout=0):
+            for call in (
+                lambda: state.lock("calls/a", timeout=0).__enter__(),
+                lambda: state.set("calls/v", 1),
+                lambda: state.compare_and_set("calls/v", 1, 9),
+                lambda: state.set_many({"calls/v": 1}),
+            ):
+                with pytest.raises(JebpError) as caught:
+                    call()
+                assert "calls/" in str(caught.value)
+                assert "tenants" not in str(caught.value)
+        state.will(delete=["calls/#"], set={"gone": 1})
+        driver.client.close()
+        house.until(lambda: house.broker.state.find(f"{ACME}/gone") == b"1")
+        assert tenancy.value("calls/a") is None
+        assert house.value(f"{GLOBEX}/calls/a") == b"8"
+
+
 # -- Wörterbuch ------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,8 @@ from tests.support.bus import SAFETY_NET_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("src", "pyproject.toml", "README.md", "LICENSE")
+CLIENT_PAGES = (ROOT / "docs" / "python-client-state.md",)
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENVIRONMENT_BYTES_MAX = 40_000_000
 EPOCH = "1700000000"
 COMMANDS_OF_SERVERS = ("serve", "sbusd", "repair", "clients", "pipeline", "pipeline_report")
@@ -168,6 +170,24 @@ with BlockingClient({addresses["jebp"]!r}, identity=Identity.load("admin_key")) 
     assert (done.returncode, done.stderr) == (0, "")
     payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
     assert payloads == [*map(str, range(1000)), "one more"]
+
+
+@pytest.mark.parametrize("page", CLIENT_PAGES, ids=lambda page: page.stem)
+def test_every_program_of_a_page_about_the_client_prints_what_the_page_says(
+    environment: Environment, server: dict[str, Any], tmp_path: Path, page: Path
+) -> None:
+    (tmp_path / "data" / "conf").mkdir(parents=True)
+    shutil.copy(server["admin_key"], tmp_path / "data" / "conf")
+    printed = ""
+    for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "text":
+            assert printed == text
+            continue
+        (tmp_path / "program.py").write_text(text.replace("127.0.0.1:5320", server["addresses"]["jebp"]))
+        done = environment.run("python", "program.py", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), text
+        printed = done.stdout
+    assert printed
 
 
 def test_every_command_shows_its_help_without_the_packages_of_the_server(
