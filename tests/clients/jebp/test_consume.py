@@ -22,6 +22,7 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import messages
 from babelbus.core.groups import Group
+from babelbus.protocols.jebp.call_messages import Window
 from tests.clients.jebp.test_client import PAYLOADS, Bus, CuttingProxy, patient, with_bus
 
 __all__ = ["patient"]  # the fixture, for this module too
@@ -356,5 +357,27 @@ def test_messages_are_free_when_nobody_refers_to_them(tmp_path: Path) -> None:
         del consumer
         gc.collect()
         assert not any(delivery() for delivery in deliveries)
+
+    with_bus(tmp_path, test)
+
+
+def test_large_messages_stop_the_server_before_the_window_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "UNREAD_BYTES_MAX", 100_000)
+    windows: list[int] = []
+    send = messages.Membership.send
+
+    def note(self: messages.Membership, message: object) -> None:
+        windows.extend([message.window] if isinstance(message, Window) else [])
+        send(self, message)
+
+    monkeypatch.setattr(messages.Membership, "send", note)
+
+    async def test(bus: Bus, client: Client) -> None:
+        await client.publish_many("t", [b"x" * 30_000] * 50, batch_records=1)
+        settings = {"order": "none"}
+        async with client.consume("t", "g", **START, settings=settings, window=40) as consumer:
+            heard = await read(consumer, 50)
+        assert [message.offset for message in heard] == list(range(50))
+        assert windows[:2] == [0, 40]
 
     with_bus(tmp_path, test)

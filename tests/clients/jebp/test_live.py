@@ -276,3 +276,18 @@ def test_a_record_is_seen_live_with_its_subject(tmp_path: Path) -> None:
             assert await read(subscription, 1) == [("t/a/b", b"1")]
 
     with_bus(tmp_path, test)
+
+
+def test_what_no_frame_can_carry_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        with pytest.raises(LocalProtocolError, match="over the frame limit"):
+            await client.emit("a", b"x" * 2**24)
+        async with client.respond("a") as responder:
+            asked = asyncio.create_task(client.request("a"))
+            question = await anext(responder)
+            with pytest.raises(LocalProtocolError, match="over the frame limit"):
+                question.reply(b"x" * 2**24)
+            question.reply(b"y")
+            assert (await asked).payload == b"y"
+
+    with_bus(tmp_path, test)

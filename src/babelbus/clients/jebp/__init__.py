@@ -42,6 +42,7 @@ from babelbus.clients.jebp.errors import (
     VersionConflictError,
 )
 from babelbus.clients.jebp.live import Event, Subscription
+from babelbus.clients.jebp.manage import DeadLetterInfo, GroupCursor, GroupInfo, Replayed, TopicInfo, TopicPartition
 from babelbus.clients.jebp.messages import Message
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
@@ -75,6 +76,7 @@ __all__ = [
     "ConnectionLostError",
     "Consumer",
     "CorruptRecordError",
+    "DeadLetterInfo",
     "Emitted",
     "Entry",
     "Event",
@@ -84,6 +86,8 @@ __all__ = [
     "FetchedPartition",
     "Flushed",
     "GoneError",
+    "GroupCursor",
+    "GroupInfo",
     "Headers",
     "HistoryGoneError",
     "Identity",
@@ -108,6 +112,7 @@ __all__ = [
     "QuotaError",
     "Record",
     "RecordTooLargeError",
+    "Replayed",
     "Reply",
     "RequestError",
     "RequestFailedError",
@@ -119,6 +124,8 @@ __all__ = [
     "State",
     "Subscription",
     "TopicExistsError",
+    "TopicInfo",
+    "TopicPartition",
     "TopicPositions",
     "TracingUnavailableError",
     "UnknownGroupError",

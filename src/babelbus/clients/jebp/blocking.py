@@ -14,6 +14,7 @@ from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.consumer import Consumer
 from babelbus.clients.jebp.errors import ClientClosedError
 from babelbus.clients.jebp.live import Event, Subscription
+from babelbus.clients.jebp.manage import BlockingDeadLetters, BlockingGroups, BlockingTopics
 from babelbus.clients.jebp.messages import Delivery, Holder, Membership, Message
 from babelbus.clients.jebp.reader import FollowOptions
 from babelbus.clients.jebp.respond import Question, Responder
@@ -44,6 +45,9 @@ class BlockingClient(Twin[Client]):
     def __init__(self, client: Client) -> None:
         refusal = "the client is not connected: use 'with', once for each client"
         super().__init__(Portal("jebp client", lambda: ClientClosedError(refusal)), client)
+        self.topics = BlockingTopics(self._portal, client.topics)
+        self.groups = BlockingGroups(self._portal, client.groups)
+        self.dead_letters = BlockingDeadLetters(self._portal, client.dead_letters)
         self.state = BlockingState(self._portal, client.state)
         """The state; see `Client.state`."""
         self._lock = threading.Lock()

@@ -243,8 +243,7 @@ class Calls:
             link = self._link
             if link is None or link.lost_error is not None:
                 link = self._link = await self.link(method, max(deadline - loop.time(), 0))
-            if link.open_calls >= CALLS_AT_ONCE:
-                await link.room()
+            await link.room()
             future: asyncio.Future[Data] = loop.create_future()
             link.open_call(body, _Answer(method, future, deadline))
             try:
@@ -279,10 +278,6 @@ class Calls:
         """
         link = await self.link(method, None if patient else self.timeout_seconds)
         return Stream(method, link, parameters)
-
-
-CALLS_AT_ONCE = 1_000
-"""Beyond so many open calls the next one waits; a few are left for streams."""
 
 
 def _decode(method: str, body: Data, result: type[T]) -> T:

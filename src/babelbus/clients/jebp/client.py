@@ -27,6 +27,7 @@ from babelbus.clients.jebp.errors import (
     UnknownTopicError,
 )
 from babelbus.clients.jebp.live import Subscription
+from babelbus.clients.jebp.manage import DeadLetters, Groups, Topics
 from babelbus.clients.jebp.messages import Holder, Membership
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clients.jebp.reader import Reader
@@ -124,6 +125,12 @@ class Client(Reader):
         self._stop_asked = asyncio.Event()
         self.calls = Calls(self._keeper.get, timeout_seconds=request_timeout_seconds, resend=reconnect)
         """Calls and streams of jebp/1.2 by the names of their methods."""
+        self.topics = Topics(self.calls)
+        """Topics with their settings."""
+        self.groups = Groups(self.calls)
+        """Consumer groups: figures, settings, cursors."""
+        self.dead_letters = DeadLetters(self.calls)
+        """Records that groups gave up."""
         self.state = State(self.calls, reconnect=reconnect)
         """The state: values, watches, locks."""
         self._keeper.beginnings.append(self.state.connected)

@@ -18,7 +18,7 @@ from babelbus.clients.jebp.errors import (
     RequestTimeoutError,
     UntrustedServerError,
 )
-from babelbus.errors import RemoteProtocolError
+from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.decoder import ClientDecoder
@@ -42,6 +42,10 @@ GREETING_SECONDS = 3.0
 WRONG_PORT = "this may be the port of another protocol; that of jebp is 5320 unless jebp.port is set"
 
 _PROBE = encode_request(Subscribe(()))
+
+
+CALLS_AT_ONCE = CALLS_MAX - 24
+"""Beyond so many open calls the next one waits; the other places are for streams."""
 
 
 class Pending(Protocol):
@@ -208,17 +212,22 @@ class Link(asyncio.Protocol):
         return len(self._calls)
 
     async def room(self) -> None:
-        """Return when one more call may be opened."""
-        while len(self._calls) >= CALLS_MAX and self.lost_error is None:
+        """Return when one more call may be opened; some places are left for streams."""
+        while len(self._calls) >= CALLS_AT_ONCE and self.lost_error is None:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting_for_room.append(future)
             await future
 
     def open_call(self, body: Data, receiver: Receiver) -> int:
-        """Open a call and return its number; the receiver gets what the server says, or the loss."""
+        """Open a call and return its number; the receiver gets what the server says, or the loss.
+
+        Raises:
+            LocalProtocolError: the body is over the frame limit.
+        """
         if self.lost_error is not None:
             receiver.lost(self.lost_error)
             return -1
+        self._check_size(body)
         number = self._number
         while number in self._calls:
             number = (number + 1) & 0xFFFFFFFF
@@ -228,8 +237,13 @@ class Link(asyncio.Protocol):
         return number
 
     def send_more(self, number: int, body: Data) -> None:
-        """Send a message of an open call; nothing happens if it has ended."""
+        """Send a message of an open call; nothing happens if it has ended.
+
+        Raises:
+            LocalProtocolError: the body is over the frame limit.
+        """
         if number in self._calls:
+            self._check_size(body)
             self._put(number, MORE, body)
 
     def cancel_call(self, number: int) -> None:
@@ -242,6 +256,11 @@ class Link(asyncio.Protocol):
         """End a stream whose receiver hears of the end."""
         if number in self._calls:
             self._put(number, CANCEL, b"")
+
+    def _check_size(self, body: Data) -> None:
+        most = self.sealer.content_bytes_max - len(CLIENT_HEAD) - ITEM_HEAD.size
+        if len(body) > most:
+            raise LocalProtocolError(f"a call of {len(body)} bytes is over the frame limit, {most}")
 
     def _put(self, number: int, kind: int, body: Data) -> None:
         total = self._items_bytes + ITEM_HEAD.size + len(body)
@@ -283,7 +302,7 @@ class Link(asyncio.Protocol):
                 raise RemoteProtocolError(f"the error of call {number} is malformed: {error}") from error
             del calls[number]
             receiver.failed(code, text, details)
-        while self._waiting_for_room and len(calls) < CALLS_MAX:
+        while self._waiting_for_room and len(calls) < CALLS_AT_ONCE:
             self._wake_one()
 
     def _wake_one(self) -> None:

@@ -136,7 +136,7 @@ class Consumer:
                 self._lose(membership.error)
                 continue
             if membership.items:
-                delivery = Delivery(self.holder_of(membership), membership.items.popleft())
+                delivery = Delivery(self.holder_of(membership), membership.next_item())
                 self._rest = membership.begin(delivery)
                 self._messages = islice(self._rest, SOON)
                 await asyncio.sleep(0)

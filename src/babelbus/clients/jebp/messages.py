@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SOON: Final = 256
 """So many answers leave at once, before the turn of the event loop is over."""
+UNREAD_BYTES_MAX: Final = 16 * 2**20
+"""So many bytes wait for the program before the server is told to stop, whatever the window is."""
 _decode_joined: Final = msgspec.msgpack.Decoder(Joined).decode
 
 
@@ -171,6 +173,9 @@ class Membership(Stream):
         self._acks: list[int] = []
         self._acked = 0
         self._scheduled = False
+        self._unread_bytes = 0
+        self._full = False
+        """Whether the server was told to send nothing more, because too many bytes wait for the program."""
         super().__init__("consume", link, request)
 
     def item(self, body: Data) -> None:
@@ -182,6 +187,10 @@ class Membership(Stream):
                 self._loop.call_later(joined.ack_seconds / 3, self._keep, joined.ack_seconds / 3)
         else:
             super().item(body)
+            self._unread_bytes += len(body)
+            if self._unread_bytes >= UNREAD_BYTES_MAX and not self._full:
+                self._full = True
+                self.send(Window(0))
 
     def lost(self, error: ClientError) -> None:
         """Drop what was not read: it is delivered again."""
@@ -191,9 +200,19 @@ class Membership(Stream):
     def drop(self) -> None:
         """Drop the messages that were not read."""
         self.items.clear()
+        self._unread_bytes = 0
         if self.current is not None:
             self.current.drop()
             self.current = None
+
+    def next_item(self) -> Data:
+        """Return the next delivery; the server goes on when enough of them were read."""
+        body = self.items.popleft()
+        self._unread_bytes -= len(body)
+        if self._full and self._unread_bytes < UNREAD_BYTES_MAX // 2:
+            self._full = False
+            self.send(Window(self.window))
+        return body
 
     def begin(self, delivery: Delivery) -> Iterator[Message]:
         """Return the messages of the next delivery that the program reads."""
@@ -251,7 +270,9 @@ class Membership(Stream):
 
     def set_window(self, window: int) -> None:
         """Send another window; 0 pauses the member."""
-        self.send(Window(window))
+        self.window = window
+        if not self._full:
+            self.send(Window(window))
 
     def close(self) -> None:
         """End the membership, without waiting for the server."""

@@ -41,16 +41,20 @@ class Question:
         self._send = send
 
     def reply(self, payload: bytes | None, *, headers: Headers = ()) -> None:
-        """Send the reply; nothing happens if it was answered, or its connection was lost."""
+        """Send the reply; nothing happens if it was answered, or its connection was lost.
+
+        Raises:
+            LocalProtocolError: the reply is over the frame limit.
+        """
         if not self.answered:
-            self.answered = True
             self._send(Answer(self._number, payload, headers))
+            self.answered = True
 
     def fail(self, reason: str) -> None:
         """End the request without a reply: the requester gets `RequestFailedError` with this reason."""
         if not self.answered:
-            self.answered = True
             self._send(Answer(self._number, failed=reason or "no reason was given"))
+            self.answered = True
 
 
 class Responder:
