@@ -11,7 +11,7 @@ from babelbus.config import QuotaSettings
 from babelbus.core.access import NOBODY, Identity
 from babelbus.core.state import Granted, State, store_pattern
 from babelbus.protocols.jebp import state_messages as m
-from babelbus.protocols.jebp.calls import state as calls_state
+from babelbus.protocols.jebp.calls import state_streams
 from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.calls.state import StateMethods
 from babelbus.protocols.registry import read_value
@@ -250,7 +250,7 @@ async def test_a_unique_watch_leaves_out_what_changes_nothing() -> None:
 
 @in_loop
 async def test_a_slow_reader_gets_the_last_change_of_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_state, "CHANGES_MAX", 8)
+    monkeypatch.setattr(state_streams, "CHANGES_MAX", 8)
     house = House()
     talk, other = house.talk(bytes_max=64), house.talk()
     talk.call((1, OPEN, ["state.watch", ["a/#"]]))
@@ -276,8 +276,8 @@ async def test_a_slow_reader_gets_the_last_change_of_each_key(monkeypatch: pytes
 
 @in_loop
 async def test_a_reader_that_is_much_too_slow_gets_the_present_values_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_state, "CHANGES_MAX", 8)
-    monkeypatch.setattr(calls_state, "WAITING_BYTES_MAX", 100)
+    monkeypatch.setattr(state_streams, "CHANGES_MAX", 8)
+    monkeypatch.setattr(state_streams, "WAITING_BYTES_MAX", 100)
     house = House()
     talk, other = house.talk(bytes_max=64), house.talk()
     talk.call((1, OPEN, ["state.watch", ["a/#"]]))
