@@ -20,7 +20,7 @@ from babelbus.core.record import Event
 from babelbus.protocols.zbus.codec import encode_message
 from babelbus.protocols.zbus.messages import Message
 from babelbus.wire.websocket import encode_texts
-from tests.access.drivers import Admin, Jebp, Tree, TreeRest, ZbusSocket
+from tests.access.drivers import Admin, Jebp, JebpCalls, Tree, TreeRest, ZbusSocket
 from tests.access.house import VALUE, House
 from tests.access.test_roots import ACME, GLOBEX, make, tenant, two_tenants
 from tests.support.bus import SAFETY_NET_SECONDS, read
@@ -196,6 +196,34 @@ def test_watches_wills_and_refusals_of_the_state_over_jebp_name_no_root(house: H
         house.until(lambda: house.broker.state.find(f"{ACME}/gone") == b"1")
         assert tenancy.value("calls/a") is None
         assert house.value(f"{GLOBEX}/calls/a") == b"8"
+
+
+def test_live_events_and_questions_over_jebp_are_relative(house: House) -> None:
+    with two_tenants(house, JebpCalls) as (acme, one, globex, other):
+        assert isinstance(one, JebpCalls)
+        assert isinstance(other, JebpCalls)
+        heard = one.client.subscribe("#")
+        heard.begin()
+        globex.emit("live/x")
+        sent = one.client.emit("live/y", b"1")
+        assert sent.topic is None
+        assert acme.happened("live/y", b"1")
+        assert next(heard).subject == "live/y"
+        heard.close()
+        asked = one.client.respond("asked/+")
+        asked.begin()
+        assert globex.ask("asked/x") is None
+
+        def answer() -> None:
+            question = next(asked)
+            question.reply(question.subject.encode())
+
+        one.do_beside(answer, asked.close)
+        assert acme.ask("asked/x") == b"asked/x"
+        with pytest.raises(JebpError) as caught:
+            other.client.request("asked/x", b"")
+        assert "asked/x" in str(caught.value)
+        assert "tenants" not in str(caught.value)
 
 
 # -- Wörterbuch ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from babelbus.core.access import Narrowing
 from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
+from babelbus.core.rooted import relative_event
 from babelbus.core.router import Subscription
 from babelbus.core.work import settled
 from babelbus.protocols.jebp.call_messages import Emit, Emitted, Watch, Watching
@@ -38,6 +39,7 @@ class Subscriber(Stream):
         if not 1 <= len(request.patterns) <= PATTERNS_MAX or request.window < 1:
             raise CallRefusedError("bad_argument", f"1 to {PATTERNS_MAX} patterns, and a window above 0")
         self._call = call
+        self._root = call.principal.root
         self._credit = request.window
         self._waiting: deque[Event] = deque()
         self._waiting_bytes = 0
@@ -48,7 +50,7 @@ class Subscriber(Stream):
         broker = call.broker
         try:
             for text in request.patterns:
-                pattern = read_pattern(text, broker.state.key_bytes_max)
+                pattern = read_pattern(call.principal.absolute(text), broker.state.key_bytes_max)
                 # Shared among the patterns: an event that matches two of them comes once.
                 one = broker.subscribe(pattern, self._receive, principal=call.principal, shared=True, owner=self)
                 self._subscriptions.append(one)
@@ -60,6 +62,8 @@ class Subscriber(Stream):
 
     def _receive(self, events: Sequence[Event]) -> None:
         """Send events, or let them wait."""
+        if self._root is not None:
+            events = [relative_event(event, self._root) for event in events]
         if not self._waiting and len(events) <= min(self._credit, BATCH_EVENTS) and not self._call.full:
             self._send(events)
             return
@@ -142,11 +146,12 @@ def _size_of(event: Event) -> int:
 async def emit(call: Call, request: Emit) -> Emitted:
     """Publish an event under its subject."""
     broker, principal = call.broker, call.principal
-    check_subject(request.subject, broker.state.key_bytes_max)
+    subject = principal.absolute(request.subject)
+    check_subject(subject, broker.state.key_bytes_max)
     headers = signed(request.headers, principal)
-    event = Event(request.subject, request.payload, request.key, headers, max(request.timestamp, 0))
-    topic = broker.topic_of(request.subject)
-    receivers = len(broker.router.find(request.subject))
+    event = Event(subject, request.payload, request.key, headers, max(request.timestamp, 0))
+    topic = broker.topic_of(subject)
+    receivers = len(broker.router.find(subject))
     receipt = broker.publish(Publication(principal, PROTOCOL, [event]))
     await settled(receipt)
     if receipt.error is not None:
@@ -154,7 +159,7 @@ async def emit(call: Call, request: Emit) -> Emitted:
     if topic is None:
         return Emitted(None, None, None, receivers)
     part = receipt.parts[0]
-    return Emitted(topic, part.partition, part.base_offset, receivers)
+    return Emitted(principal.relative(topic), part.partition, part.base_offset, receivers)
 
 
 METHODS: Final = {"subscribe": Method(Watch, Subscriber), "emit": Method(Emit, emit)}

@@ -34,11 +34,12 @@ class Requester(Stream):
         if not 0 < request.timeout_seconds <= TIMEOUT_SECONDS_MAX:
             raise CallRefusedError("bad_argument", f"a request waits for 0 to {TIMEOUT_SECONDS_MAX:g} seconds")
         broker, principal = call.broker, call.principal
-        check_subject(request.subject, broker.state.key_bytes_max)
+        subject = principal.absolute(request.subject)
+        check_subject(subject, broker.state.key_bytes_max)
         headers = signed(request.headers, principal)
         deadline = broker.responders.deadline(request.timeout_seconds)
         self._call = call
-        self._request = broker.request(request.subject, request.payload, headers, deadline, principal)
+        self._request = broker.request(subject, request.payload, headers, deadline, principal)
         self._request.when_done(self._done)
 
     def _done(self, request: Request[Reply]) -> None:
@@ -67,7 +68,8 @@ class Responder(Stream):
         self._waiting: deque[Question] = deque()
         self._waiting_bytes = 0
         self._number = 0
-        self._pattern: PathPattern = read_pattern(request.pattern, call.broker.state.key_bytes_max)
+        pattern = call.principal.absolute(request.pattern)
+        self._pattern: PathPattern = read_pattern(pattern, call.broker.state.key_bytes_max)
         self._membership = call.broker.responders.add(
             self._pattern, self._ask, group=request.group, principal=call.principal
         )
@@ -93,9 +95,8 @@ class Responder(Stream):
             if not responders.requests.waits(question.key):  # the time is over, or another group was faster
                 continue
             self._number = number = (self._number + 1) & 0xFFFFFFFF
-            asked = Asked(
-                number, question.subject, question.payload, question.headers, responders.seconds_left(question)
-            )
+            subject = self._call.principal.relative(question.subject)
+            asked = Asked(number, subject, question.payload, question.headers, responders.seconds_left(question))
             body = _encode(asked)
             if len(body) > self._call.body_bytes_max:
                 error = RequestFailedError(f"the request of {len(body)} bytes is over the responder's frame limit")
