@@ -169,6 +169,10 @@ _STATE = "the rights of the state: tests/protocols/jebp/test_state_calls.py"
 METHODS = {
     "methods": "it names the methods, and needs no right",
     "consume": "consume",
+    "emit": "publish",
+    "request": "request",
+    "respond": "respond",
+    "subscribe": "subscribe",
     "state.get": "get",
     "state.set": "write_state",
     **dict.fromkeys(("state.get_many", "state.match", "state.list", "state.watch"), _STATE),
@@ -242,7 +246,8 @@ class JebpCalls(Jebp):
     """The calls and streams of jebp/1.2."""
 
     name = "jebp calls"
-    lacks: ClassVar = {"write_state": NO_STATE, "get": NO_STATE}
+    listener = "jebp"
+    lacks: ClassVar = {}
 
     def publish(self, subject: str, payload: bytes) -> bool:
         return self._do(lambda: self.client.emit(subject, payload))

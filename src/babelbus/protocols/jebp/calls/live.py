@@ -14,6 +14,7 @@ from babelbus.core.access import Narrowing
 from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
+from babelbus.core.rooted import relative_event
 from babelbus.core.router import Subscription
 from babelbus.core.work import settled
 from babelbus.protocols.jebp.call_messages import Emit, Emitted, Watch, Watching
@@ -39,6 +40,7 @@ class Subscriber(Stream):
             raise CallRefusedError("bad_argument", f"1 to {PATTERNS_MAX} patterns, and a window above 0")
         self._call = call
         self._credit = request.window
+        self._root = call.principal.root
         self._waiting: deque[Event] = deque()
         self._waiting_bytes = 0
         self._dropped = 0
@@ -48,7 +50,7 @@ class Subscriber(Stream):
         broker = call.broker
         try:
             for text in request.patterns:
-                pattern = read_pattern(text, broker.state.key_bytes_max)
+                pattern = read_pattern(call.principal.absolute(text), broker.state.key_bytes_max)
                 # Shared among the patterns: an event that matches two of them comes once.
                 one = broker.subscribe(pattern, self._receive, principal=call.principal, shared=True, owner=self)
                 self._subscriptions.append(one)
@@ -83,6 +85,8 @@ class Subscriber(Stream):
 
     def _send(self, events: Sequence[Event]) -> None:
         self._credit -= len(events)
+        if self._root is not None:
+            events = [relative_event(event, self._root) for event in events]
         rows = [
             (one.subject.encode("utf-8", "surrogateescape"), one.payload, one.key, one.headers, one.timestamp)
             for one in events
@@ -144,17 +148,18 @@ async def emit(call: Call, request: Emit) -> Emitted:
     broker, principal = call.broker, call.principal
     check_subject(request.subject, broker.state.key_bytes_max)
     headers = signed(request.headers, principal)
-    event = Event(request.subject, request.payload, request.key, headers, max(request.timestamp, 0))
-    topic = broker.topic_of(request.subject)
-    receivers = len(broker.router.find(request.subject))
+    subject = principal.absolute(request.subject)
+    event = Event(subject, request.payload, request.key, headers, max(request.timestamp, 0))
+    topic = broker.topic_of(subject)
+    receivers = len(broker.router.find(subject))
     receipt = broker.publish(Publication(principal, PROTOCOL, [event]))
     await settled(receipt)
     if receipt.error is not None:
         raise receipt.error
-    if topic is None:
-        return Emitted(None, None, None, receivers)
+    if topic is None or (principal.root is not None and not principal.root.contains(topic)):
+        return Emitted(None, None, None, receivers)  # a topic above the root of the client is not for it to know
     part = receipt.parts[0]
-    return Emitted(topic, part.partition, part.base_offset, receivers)
+    return Emitted(principal.relative(topic), part.partition, part.base_offset, receivers)
 
 
 METHODS: Final = {"subscribe": Method(Watch, Subscriber), "emit": Method(Emit, emit)}

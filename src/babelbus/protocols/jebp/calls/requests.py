@@ -38,7 +38,8 @@ class Requester(Stream):
         headers = signed(request.headers, principal)
         deadline = broker.responders.deadline(request.timeout_seconds)
         self._call = call
-        self._request = broker.request(request.subject, request.payload, headers, deadline, principal)
+        subject = principal.absolute(request.subject)
+        self._request = broker.request(subject, request.payload, headers, deadline, principal)
         self._request.when_done(self._done)
 
     def _done(self, request: Request[Reply]) -> None:
@@ -67,7 +68,9 @@ class Responder(Stream):
         self._waiting: deque[Question] = deque()
         self._waiting_bytes = 0
         self._number = 0
-        self._pattern: PathPattern = read_pattern(request.pattern, call.broker.state.key_bytes_max)
+        self._pattern: PathPattern = read_pattern(
+            call.principal.absolute(request.pattern), call.broker.state.key_bytes_max
+        )
         self._membership = call.broker.responders.add(
             self._pattern, self._ask, group=request.group, principal=call.principal
         )
@@ -93,9 +96,8 @@ class Responder(Stream):
             if not responders.requests.waits(question.key):  # the time is over, or another group was faster
                 continue
             self._number = number = (self._number + 1) & 0xFFFFFFFF
-            asked = Asked(
-                number, question.subject, question.payload, question.headers, responders.seconds_left(question)
-            )
+            subject = self._call.principal.relative(question.subject)
+            asked = Asked(number, subject, question.payload, question.headers, responders.seconds_left(question))
             body = _encode(asked)
             if len(body) > self._call.body_bytes_max:
                 error = RequestFailedError(f"the request of {len(body)} bytes is over the responder's frame limit")
