@@ -246,7 +246,7 @@ class JebpCalls(Jebp):
     """The calls and streams of jebp/1.2."""
 
     name, listener = "jebp-calls", "jebp"
-    lacks: ClassVar = {"write_state": NO_STATE, "get": NO_STATE}
+    lacks: ClassVar = {}
 
     def publish(self, subject: str, payload: bytes) -> bool:
         return self._do(lambda: self.client.emit(subject, payload))

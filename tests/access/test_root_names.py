@@ -5,6 +5,7 @@ import contextlib
 import json
 import queue
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -143,6 +144,35 @@ def test_a_consumer_over_jebp_gets_relative_records(house: House) -> None:
         assert asyncio.run(consume()) == [("consumed", "consumed/x", 0), ("consumed", "consumed", 1)]
         group = house.broker.groups.get(f"{ACME}/consumed", "workers")
         assert group.settings.dead_letter_topic == f"{ACME}/dead-letters/workers"
+
+
+def test_events_and_requests_of_calls_are_below_the_root(house: House) -> None:
+    make(house, f"{ACME}/heard", f"{GLOBEX}/heard")
+    with two_tenants(house, Jebp) as (_, one, _, other):
+        assert isinstance(one, Jebp)
+        assert isinstance(other, Jebp)
+        client, stranger = one.client, other.client
+        with client.subscribe("#") as heard, stranger.subscribe("#") as not_heard, client.respond("ask/+") as responder:
+            assert client.emit("live/x", b"1").topic is None
+            placed = client.emit("heard/x", b"2", key=b"heard/x")
+            assert (placed.topic, placed.offset) == ("heard", 0)
+            assert house.happened(f"{ACME}/heard/x", b"2")
+            events = [next(heard) for _ in range(2)]
+            assert [(one.subject, one.payload, one.key) for one in events] == [
+                ("live/x", b"1", None),
+                ("heard/x", b"2", b"heard/x"),
+            ]
+            with ThreadPoolExecutor(1) as threads:
+                asked = threads.submit(client.request, "ask/me")
+                question = next(responder)
+                assert question.subject == "ask/me"
+                question.reply(VALUE)
+                assert asked.result().payload == VALUE
+            with pytest.raises(JebpError) as caught:
+                stranger.request("ask/me")
+            assert "tenants" not in str(caught.value)
+            stranger.emit("end", b"")
+            assert next(not_heard).subject == "end"
 
 
 def test_the_state_over_jebp_is_below_the_root(house: House) -> None:

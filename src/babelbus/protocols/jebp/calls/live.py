@@ -39,8 +39,8 @@ class Subscriber(Stream):
         if not 1 <= len(request.patterns) <= PATTERNS_MAX or request.window < 1:
             raise CallRefusedError("bad_argument", f"1 to {PATTERNS_MAX} patterns, and a window above 0")
         self._call = call
-        self._root = call.principal.root
         self._credit = request.window
+        self._root = call.principal.root
         self._waiting: deque[Event] = deque()
         self._waiting_bytes = 0
         self._dropped = 0
@@ -87,6 +87,8 @@ class Subscriber(Stream):
 
     def _send(self, events: Sequence[Event]) -> None:
         self._credit -= len(events)
+        if self._root is not None:
+            events = [relative_event(event, self._root) for event in events]
         rows = [
             (one.subject.encode("utf-8", "surrogateescape"), one.payload, one.key, one.headers, one.timestamp)
             for one in events
@@ -156,8 +158,8 @@ async def emit(call: Call, request: Emit) -> Emitted:
     await settled(receipt)
     if receipt.error is not None:
         raise receipt.error
-    if topic is None:
-        return Emitted(None, None, None, receivers)
+    if topic is None or (principal.root is not None and not principal.root.contains(topic)):
+        return Emitted(None, None, None, receivers)  # a topic above the root of the client is not for it to know
     part = receipt.parts[0]
     return Emitted(principal.relative(topic), part.partition, part.base_offset, receivers)
 
