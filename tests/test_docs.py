@@ -47,7 +47,7 @@ def test_every_page_that_the_code_names_exists(folder: str) -> None:
 def test_the_navigation_leads_to_every_page() -> None:
     navigation = set(re.findall(r": ([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
-    assert navigation == pages | {"changelog.md", "contributing.md"}
+    assert navigation == pages | {"changelog.md", "contributing.md", "readme.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
