@@ -156,8 +156,8 @@ async def emit(call: Call, request: Emit) -> Emitted:
     await settled(receipt)
     if receipt.error is not None:
         raise receipt.error
-    if topic is None:
-        return Emitted(None, None, None, receivers)
+    if topic is None or (principal.root is not None and not principal.root.contains(topic)):
+        return Emitted(None, None, None, receivers)  # a topic above the root of the client is not for it to know
     part = receipt.parts[0]
     return Emitted(principal.relative(topic), part.partition, part.base_offset, receivers)
 
