@@ -228,6 +228,21 @@ def test_watches_wills_and_refusals_of_the_state_over_jebp_name_no_root(house: H
         assert house.value(f"{GLOBEX}/calls/a") == b"8"
 
 
+def test_a_topic_above_the_root_is_not_named_to_who_emits(house: House) -> None:
+    with tenant(house, ACME, Jebp) as (tenancy, proof), Jebp(tenancy, proof) as client:
+        make(house, "tenants")
+
+        async def remove() -> None:
+            await house.broker.remove_topic("tenants", SERVER)
+
+        try:
+            placed = client.client.emit("nowhere/x", b"1")
+            assert (placed.topic, placed.offset) == (None, None)
+            assert house.call(lambda: ends(house, "tenants")) == 1
+        finally:
+            house.run(remove)
+
+
 def test_live_events_and_questions_over_jebp_are_relative(house: House) -> None:
     with two_tenants(house, JebpCalls) as (acme, one, globex, other):
         assert isinstance(one, JebpCalls)

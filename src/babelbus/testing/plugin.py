@@ -9,18 +9,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from babelbus.testing import Server
+TYPE_CHECKING = False  # as in `babelbus`: every run of pytest imports this module, most of them for nothing
+if TYPE_CHECKING:
+    from babelbus.testing import Server
 
 
 @pytest.fixture(scope="session")
-def babelbus_server() -> Iterator[Server]:
+def babelbus_server() -> "Iterator[Server]":
     """Yield a server that all tests of the session share; tests choose topics of their own."""
+    from babelbus.testing import Server
+
     with Server() as server:
         yield server
 
 
 @pytest.fixture
-def babelbus_fresh_server() -> Iterator[Server]:
+def babelbus_fresh_server() -> "Iterator[Server]":
     """Yield a server of this test alone, which the test may stop, kill and start again."""
+    from babelbus.testing import Server
+
     with Server() as server:
         yield server

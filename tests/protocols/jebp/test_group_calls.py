@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from babelbus.core.groups import Group
 from babelbus.core.settings import TopicSettings
+from babelbus.protocols.jebp.calls import groups
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import CallItems
 from babelbus.records.columns import decode_chunk, iterate
@@ -29,7 +30,8 @@ class House:
         self.bus = Bus(defaults=TopicSettings(ack="written"))
         self.bus.broker.open_groups(self.bus.files, "data")
         topic = self.bus.topic("work")
-        publish_payloads(topic, [b"%d" % number for number in range(records)], [5] * records)
+        if records:
+            publish_payloads(topic, [b"%d" % number for number in range(records)], [5] * records)
         self.talk = Conversation(self.bus).connect()
 
     @property
@@ -158,3 +160,22 @@ def test_no_answer_ends_more_than_the_records_that_the_member_holds(
         await house.close()
 
     check()
+
+
+@in_loop
+async def test_deliveries_that_are_over_are_forgotten_however_slow_the_member_is() -> None:
+    house = House(0)
+    house.send((1, OPEN, ["consume", ["work", "g", 100, True, "beginning", 0, {"ack_seconds": 1.0, "order": "none"}]]))
+    assert await house.talk.next_items()
+    topic = house.bus.broker.topic("work")
+    (member,) = house.group.members
+    consumer = member.owner
+    assert isinstance(consumer, groups.Consumer)
+    for _ in range(300):  # one delivery each, given to nobody else and never answered
+        publish_payloads(topic, [b"x"], [5])
+        await turns(3)
+        house.bus.clock.advance(2.0)
+        house.group.tick()
+        await turns(3)
+    assert len(consumer._sent) <= 2 * (100 + groups.SENT_MAX)
+    await house.close()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SOON: Final = 256
 """So many answers leave at once, before the turn of the event loop is over."""
+EXTEND_SECONDS_MAX: Final = 20.0
+"""The longest time between extensions: the group's `ack_seconds` may become less while the member is there."""
 UNREAD_BYTES_MAX: Final = 16 * 2**20
 """So many bytes wait for the program before the server is told to stop, whatever the window is."""
 _decode_joined: Final = msgspec.msgpack.Decoder(Joined).decode
@@ -184,7 +186,8 @@ class Membership(Stream):
             self.joined = joined = _decode_joined(body)
             self.wake()
             if joined.ack == "explicit":
-                self._loop.call_later(joined.ack_seconds / 3, self._keep, joined.ack_seconds / 3)
+                seconds = min(joined.ack_seconds / 3, EXTEND_SECONDS_MAX)
+                self._loop.call_later(seconds, self._keep, seconds)
         else:
             super().item(body)
             self._unread_bytes += len(body)

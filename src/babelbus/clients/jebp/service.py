@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from babelbus.clients.jebp.consumer import Consumer
 from babelbus.clients.jebp.errors import QuotaError, ServerDiskError
-from babelbus.clients.jebp.messages import Message
+from babelbus.clients.jebp.messages import EXTEND_SECONDS_MAX, Message
 from babelbus.clients.jebp.respond import Question, Responder
 from babelbus.protocols.jebp.call_messages import Reply
 
@@ -173,7 +173,7 @@ class SubscriberService(Service):
         for queue in self._queues.values():
             for message in queue:
                 message.extend()
-        seconds = min(self._consumer.ack_seconds / 3, 3_600.0)
+        seconds = min(self._consumer.ack_seconds / 3, EXTEND_SECONDS_MAX)
         self._extending = asyncio.get_running_loop().call_later(seconds, self._extend)
 
     async def stop(self, seconds: float) -> None:

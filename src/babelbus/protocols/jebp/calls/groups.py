@@ -87,6 +87,7 @@ class Consumer(Stream):
         self._member: Member | None = None
         self._explicit = True
         self._sent: dict[int, _Sent] = {}
+        self._sent_max = SENT_MAX
         self._number = 0
         self._topic = call.principal.absolute(request.topic)
         self._root = call.principal.root
@@ -190,7 +191,7 @@ class Consumer(Stream):
             return
         self._number = number = (self._number + 1) & 0xFFFFFFFF
         if lease is not None:
-            if len(self._sent) >= SENT_MAX:
+            if len(self._sent) >= self._sent_max:
                 self._forget()
             self._sent[number] = _Sent(partition, attempt, offsets, lease)
         self._call.send(DELIVERY.pack(number, partition, attempt), *records)
@@ -200,6 +201,9 @@ class Consumer(Stream):
         """Drop the deliveries whose records are all another's by now: their answers would change nothing."""
         for number in [number for number, sent in self._sent.items() if sent.is_over]:
             del self._sent[number]
+        self._sent_max = max(
+            SENT_MAX, 2 * len(self._sent)
+        )  # so that each delivery costs the same, however many there are
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
