@@ -52,6 +52,7 @@ from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
     from babelbus.web.admin import AdminServer
+    from babelbus.web.api import AdminApi
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Server:
         """Whether the administration endpoint speaks TLS."""
         self._lock: File | None = None
         self._admin: AdminServer | None = None
+        self._api: AdminApi | None = None
         self._admin_sockets: list[socket.socket] = []
         self._admin_opening: asyncio.Task[None] | None = None
         self._certificates = Certificates(config.tls)
@@ -355,13 +357,11 @@ class Server:
         tls = self._certificates.make_tls("admin", settings.tls)
         self.admin_tls = tls is not None
         parts = {
-            "read_value": read_value,
             "token": ensure_token(self.folder),
             "settings": settings,
             "guard": context.browsers.guard("admin", self.metrics, host=settings.host, is_tls=self.admin_tls),
             "crowd": context.crowd,
             "tls": tls,
-            "proofs": self.proofs,
         }
         loop = asyncio.get_running_loop()
         self._admin_sockets = await open_sockets(settings.host, settings.port)
@@ -382,7 +382,7 @@ class Server:
         with ThreadPoolExecutor(1) as pool:
             run = asyncio.get_running_loop().run_in_executor
             module = await run(pool, importlib.import_module, "babelbus.web.admin")
-        admin: AdminServer = module.AdminServer(self, self.metrics, **parts)
+        admin: AdminServer = module.AdminServer(self, await self._load_api(), **parts)
         await admin.start(self._admin_sockets)
         self._admin = admin
 
@@ -400,6 +400,17 @@ class Server:
         for one in self._admin_sockets:
             one.close()
         self._admin_sockets = []
+
+    async def _load_api(self) -> "AdminApi":
+        """Return the API of administration; its libraries are large, and are loaded when somebody asks first."""
+        if self._api is None:
+            # A thread of its own: those of the loop may all wait for a disk that hangs.
+            with ThreadPoolExecutor(1) as pool:
+                run = asyncio.get_running_loop().run_in_executor
+                module = await run(pool, importlib.import_module, "babelbus.web.api")
+            if self._api is None:
+                self._api = module.AdminApi(self, self.metrics, read_value=read_value, proofs=self.proofs)
+        return self._api
 
     async def reload(self) -> None:
         """Read the lists of clients and topics and the certificates again.
