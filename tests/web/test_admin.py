@@ -29,6 +29,7 @@ from babelbus.storage.errors import DiskFullError
 from babelbus.web import callers
 from babelbus.web.admin import AdminServer
 from babelbus.web.api import AdminApi
+from babelbus.web.clients import ClientLine
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus
@@ -52,9 +53,20 @@ class FakeServer:
         self.started_at = self.clock.monotonic()
         self.stopping = False
         self.reloads = 0
+        self.fingerprint = "f" * 64
+        self.listed: dict[str, ClientLine] = {}
 
     async def reload(self) -> None:
         self.reloads += 1
+
+    def clients(self) -> list[ClientLine]:
+        return sorted(self.listed.values(), key=lambda client: client.name)
+
+    async def put_client(self, client: ClientLine) -> None:
+        self.listed[client.fingerprint] = client
+
+    async def remove_client(self, fingerprint: str) -> None:
+        del self.listed[fingerprint]
 
     @property
     def topics(self) -> list[str]:

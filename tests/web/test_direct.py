@@ -68,7 +68,7 @@ def test_answers_are_those_of_http(method: str, path: str, body: object) -> None
 def test_a_caller_without_a_right_is_refused(rights: Granted | None) -> None:
     async def test(call: Caller, api: AdminApi) -> None:
         caller = Identity("jebp:guest", "guest", rights)
-        for method, path in (("POST", "/api/reload"), ("GET", "/api/access")):
+        for method, path in (("POST", "/api/reload"), ("GET", "/api/access"), ("GET", "/api/clients")):
             status, data = await api.direct.answer(caller, method, path, b"", Written())
             assert (status, msgspec.json.decode(data)["code"]) == (403, "refused"), path
 

@@ -39,7 +39,7 @@ from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
-from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, source_of
+from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, ClientEntry, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
@@ -53,6 +53,7 @@ from babelbus.web.token import ensure_token
 if TYPE_CHECKING:
     from babelbus.web.admin import AdminServer
     from babelbus.web.api import AdminApi
+    from babelbus.web.clients import ClientLine
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Server:
         self.stopping = False
         self._files: FileSystem = files or LocalFiles()
         self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
+        self._lists_lock = asyncio.Lock()
         self.services: dict[str, Service] = {}
         self.fingerprint = ""
         """Fingerprint of the server's certificate."""
@@ -412,6 +414,30 @@ class Server:
                 self._api = module.AdminApi(self, self.metrics, read_value=read_value, proofs=self.proofs)
         return self._api
 
+    def clients(self) -> "list[ClientLine]":
+        """Return the clients of the lists by name."""
+        from babelbus.web.clients import ClientLine
+
+        lines = [ClientLine(entry.name, entry.fingerprint, entry.admin) for entry in self._lists.clients.values()]
+        return sorted(lines, key=lambda line: line.name)
+
+    async def put_client(self, client: "ClientLine") -> None:
+        """Add a client to the lists, or replace the client with its fingerprint; in effect when this returns.
+
+        Raises:
+            ConfigError: the fingerprint or the name is not valid.
+        """
+        await self._change_lists(partial(self._lists.put, ClientEntry(client.fingerprint, client.name, client.admin)))
+
+    async def remove_client(self, fingerprint: str) -> None:
+        """Remove a client from the lists and close its connections."""
+        await self._change_lists(partial(self._lists.remove, fingerprint))
+
+    async def _change_lists(self, change: Callable[[], None]) -> None:
+        async with self._lists_lock:
+            await asyncio.get_running_loop().run_in_executor(None, change)
+            self._import_clients()
+
     async def reload(self) -> None:
         """Read the lists of clients and topics and the certificates again.
 
@@ -427,7 +453,8 @@ class Server:
         await settled([self._list.last])
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
-        await run(None, self._lists.reload)
+        async with self._lists_lock:
+            await run(None, self._lists.reload)
         self.proofs.guessing.clear()
         self._import_clients()
         await self._reconcile_topics(listed, before)

@@ -48,9 +48,11 @@ from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.callers import caller_of
 from babelbus.web.calls import BODY_BYTES_MAX, SAFE_HEADERS, Call, Lines
 from babelbus.web.errors import (
+    ClientExistsError,
     ImportedPrincipalError,
     InvalidEventError,
     TooManyPipelinesError,
+    UnknownClientError,
     UnknownConsumerError,
     UnknownPrincipalError,
     UnknownResponderError,
@@ -101,6 +103,8 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (AccessConflictError, 409, "access_conflict"),
     (UnknownPrincipalError, 404, "unknown_principal"),
     (ImportedPrincipalError, 409, "imported_principal"),
+    (ClientExistsError, 409, "client_exists"),
+    (UnknownClientError, 404, "unknown_client"),
     (InvalidAccessError, 400, "invalid_access"),
     (InvalidProofError, 400, "invalid_credential"),
     (CredentialError, 400, "invalid_credential"),

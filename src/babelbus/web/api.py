@@ -7,6 +7,7 @@ from babelbus.core.state import StateEditor, editor_for
 from babelbus.identities.proofs import Proofs
 from babelbus.metrics import Metrics
 from babelbus.web.access import AccessRoutes
+from babelbus.web.clients import ClientRoutes
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.direct import Api
@@ -16,6 +17,7 @@ from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.requests import RequestRoutes
 from babelbus.web.server import Host, ServerRoutes
 from babelbus.web.state import StateRoutes
+from babelbus.web.status import StatusRoutes
 from babelbus.web.topics import TopicRoutes
 
 
@@ -46,6 +48,8 @@ class AdminApi:
             (
                 *TopicRoutes(broker, server.config.storage.segment_bytes).routes,
                 *ServerRoutes(server).routes,
+                *StatusRoutes(server, metrics).routes,
+                *ClientRoutes(server).routes,
                 *StateRoutes(editor_of).routes,
                 *self.live.routes,
                 *self._requests.routes,

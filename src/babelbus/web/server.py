@@ -9,11 +9,12 @@ from aiohttp import web
 import babelbus
 from babelbus.clock import Clock
 from babelbus.config import Config
-from babelbus.core.access import Action, may
+from babelbus.core.access import Action, Identity, may
 from babelbus.core.broker import Broker
 from babelbus.web.answers import answer
 from babelbus.web.callers import SERVER_SUBJECT, check_admin
 from babelbus.web.calls import Call, Route
+from babelbus.web.clients import ClientList
 
 SLOW_FLUSH_SECONDS = 1.0
 
@@ -31,8 +32,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     addresses: dict[str, str]
 
 
-class Host(Protocol):
-    """The server in which the endpoint runs."""
+class Host(ClientList, Protocol):
+    """The server whose API it is."""
 
     broker: Broker
     config: Config
@@ -60,15 +61,20 @@ class ServerRoutes:
     async def _show(self, call: Call) -> web.Response:
         server = self._server
         uptime = server.clock.monotonic() - server.started_at
-        folder, addresses = server.folder, dict(server.addresses)
-        if not may(call.principal, Action.ADMIN, SERVER_SUBJECT):
-            folder, addresses = "", {name: one for name, one in addresses.items() if "/" not in one}
+        addresses, folder = addresses_for(server, call.principal)
         return answer(ServerInfo(babelbus.__version__, uptime, folder, addresses))
 
     async def _reload(self, call: Call) -> web.Response:
         check_admin(call)
         await self._server.reload()
         return answer({"reloaded": True})
+
+
+def addresses_for(server: Host, principal: Identity) -> tuple[dict[str, str], str]:
+    """Return the addresses and the data folder; paths of the machine are for administrators alone."""
+    if may(principal, Action.ADMIN, SERVER_SUBJECT):
+        return dict(server.addresses), server.folder
+    return {name: one for name, one in server.addresses.items() if "/" not in one}, ""
 
 
 def health_reasons(server: Host) -> list[str]:
