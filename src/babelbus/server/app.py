@@ -38,7 +38,7 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
-from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
+from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
 from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, ClientEntry, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
@@ -343,6 +343,7 @@ class Server:
             self.quotas,
             self.proofs,
             read_value,
+            self._administer,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -402,6 +403,12 @@ class Server:
         for one in self._admin_sockets:
             one.close()
         self._admin_sockets = []
+
+    async def _administer(
+        self, principal: Identity, method: str, path: str, body: bytes, lines: Lines
+    ) -> tuple[int, bytes]:
+        """Answer a request of administration that came through another protocol than HTTP."""
+        return await (await self._load_api()).direct.answer(principal, method, path, body, lines)
 
     async def _load_api(self) -> "AdminApi":
         """Return the API of administration; its libraries are large, and are loaded when somebody asks first."""

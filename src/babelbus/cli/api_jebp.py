@@ -1,0 +1,42 @@
+"""The administration API over jebp: for a server elsewhere, with the identity of the user."""
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from babelbus.client import BlockingAdmin, ConnectionLostError, RequestError, admin_of
+
+if TYPE_CHECKING:
+    from babelbus.client import BlockingClient
+
+
+class JebpTransport:
+    """The API of the server of a connected client."""
+
+    def __init__(self, address: str, client: "BlockingClient") -> None:
+        self.address = address
+        self._admin: BlockingAdmin = admin_of(client)
+
+    def ask(self, method: str, path: str, content: bytes | None, timeout_seconds: float) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of its answer."""
+        return self._admin.ask(method, path, content or b"", timeout_seconds)
+
+    def begin(self, path: str, timeout_seconds: float) -> tuple[int, Generator[bytes, None, None]]:
+        """Begin a request whose answer is lines; return the status and the parts of the answer as they arrive."""
+        parts = self._admin.parts("GET", path, b"")
+        status, first = next(parts)
+
+        def read() -> Generator[bytes, None, None]:
+            try:
+                yield first
+                for _, part in parts:
+                    yield part
+            except (ConnectionLostError, RequestError):
+                return  # the end of the lines, as over HTTP; the command says what that means
+            finally:
+                parts.close()
+
+        return status, read()
+
+    def advice(self, status: int, code: str) -> str | None:
+        """Return `None`: every error of the server is shown."""
+        return None
