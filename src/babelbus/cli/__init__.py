@@ -18,6 +18,11 @@ COMMANDS = {
     "config": ("serve:config", "Show the configuration as a babelbus.toml, and check it."),
     "login": ("login:login", "Connect to a server elsewhere for the first time, or check that it works."),
     "context": ("context:context", "Add, list, use, show and remove names of servers elsewhere."),
+    "status": ("status:status", "Show how a server is, on one screen."),
+    "top": (
+        "status:top",
+        "Show the rates, the lag and the slow consumers of a server live, by protocol,...",
+    ),
     "topics": ("topics:topics", "List, show, create, change and remove topics."),
     "clients": ("clients:clients", "Add, list, change and remove the clients that may connect to the server."),
     "principals": (

@@ -158,7 +158,8 @@ class StatusRoutes:
                 sorted(topics.values(), key=lambda topic: topic.name),
                 [
                     GroupStatus(
-                        principal.relative(group.topic), group.name, group.members, group.paused, group.lag, group.in_flight,
+                        principal.relative(group.topic), group.name, group.members, group.paused, group.lag,
+                        group.in_flight,
                         group.counts.delivered, group.counts.acknowledged, group.counts.redelivered,
                         group.counts.dead_lettered,
                     )
