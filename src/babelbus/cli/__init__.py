@@ -75,6 +75,10 @@ COMMANDS = {
         "bench:bench",
         "Measure the running server: publish records to a topic made for it, read them...",
     ),
+    "completion": (
+        "completion:completion",
+        "Print the script that lets SHELL complete commands, options, contexts,...",
+    ),
     "man": ("man:man", "Write the manual pages of all commands into FOLDER, which is made if it does..."),
     "sbusd": ("sbusd:sbusd", "Run a stand-alone sbus daemon with the options of the original."),
 }
