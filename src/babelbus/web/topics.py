@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from babelbus.config import read_topic_changes
-from babelbus.core.access import Identity
+from babelbus.core.access import Action, Identity, may
 from babelbus.core.broker import Broker
 from babelbus.core.topic import Topic
 from babelbus.web.answers import answer, read_body
@@ -29,12 +29,16 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     segments: int
 
 
-class TopicInfo(msgspec.Struct, frozen=True):
+class TopicInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One topic with its partitions and its settings (keys of `core.settings.TopicSettings`)."""
 
     name: str
     partitions: list[PartitionInfo]
     settings: dict[str, object]
+    may_publish: bool = True
+    """Whether who asks may publish records there that have no subject of their own."""
+    failing: str | None = None
+    """Why the disk refuses records of the topic now."""
 
 
 class CreateTopic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +82,14 @@ class TopicRoutes:
     async def _show(self, call: Call) -> web.Response:
         name, principal = topic_of(call), call.principal
         check_sees(self._broker, principal, name)
-        return answer(describe(self._broker.topic(name), principal))
+        topic = self._broker.topic(name)
+        failing = next((one.failing for one in topic.partitions if one.failing is not None), None)
+        info = msgspec.structs.replace(
+            describe(topic, principal),
+            may_publish=may(principal, Action.PUBLISH, name),
+            failing=None if failing is None else principal.relative_text(str(failing)),
+        )
+        return answer(info)
 
     async def _create(self, call: Call) -> web.Response:
         wanted = await read_body(call, CreateTopic)
