@@ -196,7 +196,7 @@ def test_an_ack_that_comes_too_late_is_said(near: Near) -> None:
     seek = f"{OURS} groups seek late g --to beginning"
     near.run("groups", "create", "late", "g", "--from", "beginning")
     told = near.served.run("consume", "late", "--group", "g", "--max", "1", "--exec", seek, code=1)
-    assert "1 acks came too late" in told
+    assert "1 ack came too late" in told
 
 
 def test_records_of_a_consumer_that_is_killed_go_to_the_next_one(near: Near) -> None:

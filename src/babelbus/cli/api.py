@@ -52,6 +52,10 @@ class ApiError(CommandError):
         self.code = code
 
 
+class UnsupportedError(CommandError):
+    """The server is older than jebp/1.2, which carries this API."""
+
+
 class Transport(Protocol):
     """Carries the requests to one server. Every method may raise `CommandError` when no server answers."""
 

@@ -1,12 +1,27 @@
 """The administration API over jebp: for a server elsewhere, with the identity of the user."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from babelbus.client import BlockingAdmin, ConnectionLostError, RequestError, admin_of
+from babelbus.cli.api import UnsupportedError
+from babelbus.cli.command import CommandError
+from babelbus.client import BlockingAdmin, ConnectionLostError, RequestError, UnsupportedByServerError, admin_of
+from babelbus.errors import BabelbusError
 
 if TYPE_CHECKING:
     from babelbus.client import BlockingClient
+
+
+@contextmanager
+def _as_commands_fail() -> Iterator[None]:
+    """Replace the errors of the client by those of commands."""
+    try:
+        yield
+    except UnsupportedByServerError as error:
+        raise UnsupportedError(str(error)) from error
+    except BabelbusError as error:
+        raise CommandError(str(error)) from error
 
 
 class JebpTransport:
@@ -18,12 +33,14 @@ class JebpTransport:
 
     def ask(self, method: str, path: str, content: bytes | None, timeout_seconds: float) -> tuple[int, bytes]:
         """Send a request; return the status and the body of its answer."""
-        return self._admin.ask(method, path, content or b"", timeout_seconds)
+        with _as_commands_fail():
+            return self._admin.ask(method, path, content or b"", timeout_seconds)
 
     def begin(self, path: str, timeout_seconds: float) -> tuple[int, Generator[bytes, None, None]]:
         """Begin a request whose answer is lines; return the status and the parts of the answer as they arrive."""
         parts = self._admin.parts("GET", path, b"")
-        status, first = next(parts)
+        with _as_commands_fail():
+            status, first = next(parts)
 
         def read() -> Generator[bytes, None, None]:
             try:

@@ -354,15 +354,12 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
             ApiError: there is no such topic.
             CommandError: no server runs.
         """
-        if not self._speaks_http():
-            from babelbus.client import UnsupportedByServerError
+        from babelbus.cli.api import UnsupportedError
 
-            try:
-                listed: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
-            except UnsupportedByServerError:
-                return None
-            return listed
-        partitions: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
+        try:
+            partitions: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
+        except UnsupportedError:
+            return None
         return partitions
 
     def _expected_fingerprint(self) -> str | None:
