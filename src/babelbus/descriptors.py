@@ -5,6 +5,8 @@ import resource
 
 log = logging.getLogger(__name__)
 
+FEW = 4_096
+"""A limit below this is soon reached; a larger limit than `connections_max` needs is usual on no machine."""
 RESERVE_MAX = 256
 """Descriptors that no client of a protocol takes, where the limit is large enough."""
 UNLIMITED = 2**31
@@ -21,7 +23,7 @@ def is_reserved(descriptor: int, *, is_admin: bool = False) -> bool:
 
 
 def raise_limit(connections_max: int) -> None:
-    """Raise the limit of descriptors as far as the system allows, and warn if `connections_max` connections pass it."""
+    """Raise the limit of descriptors as far as the system allows, and log if `connections_max` connections pass it."""
     limit, hard = _limits()
     if limit < hard:
         try:
@@ -30,7 +32,8 @@ def raise_limit(connections_max: int) -> None:
         except (OSError, ValueError) as error:  # systems other than Linux state a hard limit that is above the true one
             log.warning("the limit of open files stays at %d: %s", limit, error)
     if connections_max > limit - _reserve(limit):
-        log.warning(
+        log.log(
+            logging.WARNING if limit < FEW else logging.INFO,
             "the connections_max of all protocols allow %d connections, but only %d files can be open, %d of them kept "
             "for the data: raise the hard limit of open files (LimitNOFILE, ulimit -n), or lower connections_max",
             connections_max,

@@ -11,7 +11,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, ClassVar, Self
 from urllib.parse import quote, urlencode
@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from babelbus.client import BlockingClient as JebpClient
+from babelbus.client import admin_of
 from babelbus.clients.jebp.errors import ClientError as JebpError
 from babelbus.clients.jebp.errors import NotAuthorisedError
 from babelbus.clients.sbus import Client as SbusClient
@@ -934,7 +935,7 @@ class Admin(Driver):
         connection.request(method, f"{path}?{urlencode(query)}", data, headers)
         return connection
 
-    def open(self, method: str, path: str, **query: str) -> http.client.HTTPResponse:
+    def open(self, method: str, path: str, **query: str) -> Any:
         """Send a request, and give its answer as it begins."""
         connection = self._stack.enter_context(contextlib.closing(self._send(method, path, None, query)))
         self._connection = connection.sock
@@ -1007,8 +1008,60 @@ class Admin(Driver):
                 number = json.loads(line)["question"]["number"]
                 self.ask("POST", f"/api/responders/{name}/reply", {"number": number, "payload": '"yes"'})
 
-        self.do_beside(answer, partial(shut_down, self._connection))
+        self.do_beside(answer, self.hang_up)
         return True
+
+    def hang_up(self) -> None:
+        """End the answer that was opened last."""
+        shut_down(self._connection)
+
+
+class AdminLines:
+    """An answer of the API over jebp, as that of HTTP."""
+
+    def __init__(self, parts: Generator[tuple[int, bytes], None, None]) -> None:
+        self._parts = parts
+        self.status, self._data = next(parts)
+
+    def readline(self) -> bytes:
+        while b"\n" not in self._data:
+            try:
+                self._data += next(self._parts)[1]
+            except (StopIteration, JebpError):
+                return b""
+        line, _, self._data = self._data.partition(b"\n")
+        return line + b"\n"
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+
+class AdminJebp(Admin):
+    """The API of administration over the connection of jebp, with the key of the client."""
+
+    service = "jebp"
+    name = "jebp admin"
+    listener = "jebp"
+    refusals = (NotAuthorisedError,)
+
+    def connect(self) -> None:
+        self.client = JebpClient(self.address, identity=self.proof.identity, reconnect=False)
+        self._stack.callback(self.client.close)
+        self.client.__enter__()
+        self._api = admin_of(self.client)
+
+    def open(self, method: str, path: str, **query: str) -> Any:
+        return AdminLines(self._api.parts(method, f"{path}?{urlencode(query)}", b""))
+
+    def ask(self, method: str, path: str, body: object = None, **query: str) -> int:
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        try:
+            return self._api.ask(method, f"{path}?{urlencode(query)}", data, SAFETY_NET_SECONDS)[0]
+        except JebpError:  # the connection is cut
+            return 401
+
+    def hang_up(self) -> None:
+        self.client.close()
 
 
 class Spark(Driver):
@@ -1062,5 +1115,5 @@ def close_connections() -> None:
 DRIVERS: tuple[type[Driver], ...] = (
     *(Jebp, JebpCalls, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
     *(ZbusSocket, ZbusHttp, ZbusMonitorSocket, ZbusMonitor),
-    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin),
+    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, AdminJebp),
 )

@@ -12,6 +12,8 @@ from tests.support.bus import SAFETY_NET_SECONDS
 
 COMMAND = [sys.executable, "-c", "from babelbus.cli import main; main()"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BABELBUS_")}
+ENVIRONMENT["XDG_CONFIG_HOME"] = "/nonexistent"
+"""Without the contexts of the developer; tests that make contexts give a folder of their own."""
 
 
 class Shell:
@@ -27,6 +29,8 @@ class Shell:
         for process in self._started:
             process.kill()
             process.wait()
+            for stream in filter(None, (process.stdout, process.stderr, process.stdin)):
+                stream.close()
 
     def start(self, *args: str, **options: Any) -> "subprocess.Popen[str]":
         process = subprocess.Popen(

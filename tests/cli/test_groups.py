@@ -196,7 +196,7 @@ def test_an_ack_that_comes_too_late_is_said(near: Near) -> None:
     seek = f"{OURS} groups seek late g --to beginning"
     near.run("groups", "create", "late", "g", "--from", "beginning")
     told = near.served.run("consume", "late", "--group", "g", "--max", "1", "--exec", seek, code=1)
-    assert "1 acks came too late" in told
+    assert "1 ack came too late" in told
 
 
 def test_records_of_a_consumer_that_is_killed_go_to_the_next_one(near: Near) -> None:
@@ -303,9 +303,9 @@ def test_dead_letters_are_shown_replayed_once_and_purged(near: Near) -> None:
     assert "3 of the 3 dead letters" in near.run("dead-letters", "purge", "doctors", code=1)
     (done,) = near.rows("dead-letters", "replay", "doctors", "--at", "1", "--json")
     assert (done["replayed"], done["waiting"]) == (1, 2)
-    assert "1 dead letters could not be replayed" in near.run("dead-letters", "replay", "doctors", "--at", "1", code=1)
+    assert "1 dead letter could not be replayed" in near.run("dead-letters", "replay", "doctors", "--at", "1", code=1)
     assert len(near.rows("dead-letters", "show", "doctors", "--waiting", "--json")) == 2
-    assert "1 dead letters of dead-letters/doctors replayed, 1 wait" in near.run(
+    assert "1 dead letter of dead-letters/doctors replayed, 1 wait" in near.run(
         "dead-letters", "replay", "doctors", "--max", "1"
     )
     near.run("dead-letters", "replay", "dead-letters/doctors")

@@ -1,6 +1,7 @@
 """`babelbus request` and `babelbus respond` through the real command line and a real server."""
 
 import base64
+import json
 import signal
 import subprocess
 
@@ -56,6 +57,15 @@ def test_bytes_go_both_ways_as_they_are(near: Near) -> None:
     end(process)
 
 
+def test_a_responder_says_of_each_request_what_became_of_it_as_json(near: Near) -> None:
+    process = respond(near, "told", "cat", "--max", "1", "--json")
+    near.run("request", "told", "yes", code=0)
+    assert process.stdout is not None
+    row = json.loads(process.stdout.readline())
+    assert row == {"request": 1, "subject": "told", "delivered": True, "error": None}
+    end(process)
+
+
 def test_a_request_without_a_reply_says_why_with_its_exit_code(near: Near) -> None:
     told = near.run("request", "nobody", "?", code=3)
     assert "nobody answers requests to 'nobody'; 'babelbus respond SUBJECT --exec CMD' answers" in told
@@ -69,7 +79,7 @@ def test_a_request_without_a_reply_says_why_with_its_exit_code(near: Near) -> No
     assert "the responder has failed: the command ended with code 3" in near.run("request", "fails", "?", code=5)
     told = end(process, 1)
     assert "request 1: the command ended with code 3" in told
-    assert "1 of 1 requests got no reply" in told
+    assert "1 of 1 request got no reply" in told
 
 
 def test_a_command_that_is_none_ends_the_responder_and_the_requester_is_told(near: Near) -> None:

@@ -36,7 +36,7 @@ def test_a_taken_port_is_told_with_the_flags_that_choose_another(shell: Shell) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told = shell.run("serve", "--jebp-port", str(taken.getsockname()[1]), "--server-any-port", code=1)
     assert "babelbus: cannot listen" in told
-    assert "choose another port with --jebp-port, another address" in told
+    assert "choose another port with --jebp-port (0: any), another address with --jebp-host" in told
 
 
 def test_a_killed_server_is_not_taken_for_a_running_one(tmp_path: Path) -> None:

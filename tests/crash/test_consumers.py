@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from babelbus.cli.api import AdminApi
+from babelbus.cli.api_http import HttpTransport
 from babelbus.cli.command import CommandError
 from babelbus.config import Config, GroupsSettings, TopicDefaults
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
@@ -188,7 +189,7 @@ class Publisher(threading.Thread):
 
 
 def api_of(child: Child) -> AdminApi:
-    return AdminApi(child.addresses["admin"], "Bearer " + read_token(str(child.folder)))
+    return AdminApi(HttpTransport(child.addresses["admin"], "Bearer " + read_token(str(child.folder))))
 
 
 def stored(folder: Path) -> StoredGroup:

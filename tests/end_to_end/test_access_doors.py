@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from babelbus.cli.api import basic, bearer
+from babelbus.cli.api_http import basic, bearer
 from babelbus.client import Client
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.clock import SystemClock

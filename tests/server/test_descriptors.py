@@ -103,9 +103,14 @@ def test_the_limit_is_raised_to_the_hard_one(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-def test_more_connections_than_descriptors_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("few", "level"), [(1, "INFO"), (2**40, "WARNING")])
+def test_more_connections_than_descriptors_are_logged_and_warned_about_where_they_are_few(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, few: int, level: str
+) -> None:
+    monkeypatch.setattr("babelbus.descriptors.FEW", few)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with limited(256):
+    with limited(256), caplog.at_level("INFO"):
         raise_limit(hard - RESERVE_MAX + 1)
-    (line,) = caplog.messages
-    assert "LimitNOFILE" in line
+    (line,) = caplog.records
+    assert "LimitNOFILE" in line.message
+    assert line.levelname == level

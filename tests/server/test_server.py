@@ -22,7 +22,7 @@ from babelbus.server.app import Server
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.errors import FolderLockedError
 from babelbus.storage.files import LocalFiles
-from babelbus.web.admin import health_reasons
+from babelbus.web.server import health_reasons
 from tests.support.jebp import Caller, create, create_many, create_topic, fetch, fetched, remove_topic, said, subscribe
 from tests.support.server import LiveServer, configure
 

@@ -28,6 +28,8 @@ from babelbus.storage.contract import BadRange
 from babelbus.storage.errors import DiskFullError
 from babelbus.web import callers
 from babelbus.web.admin import AdminServer
+from babelbus.web.api import AdminApi
+from babelbus.web.clients import ClientLine
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus
@@ -51,9 +53,20 @@ class FakeServer:
         self.started_at = self.clock.monotonic()
         self.stopping = False
         self.reloads = 0
+        self.fingerprint = "f" * 64
+        self.listed: dict[str, ClientLine] = {}
 
     async def reload(self) -> None:
         self.reloads += 1
+
+    def clients(self) -> list[ClientLine]:
+        return sorted(self.listed.values(), key=lambda client: client.name)
+
+    async def put_client(self, client: ClientLine) -> None:
+        self.listed[client.fingerprint] = client
+
+    async def remove_client(self, fingerprint: str) -> None:
+        del self.listed[fingerprint]
 
     @property
     def topics(self) -> list[str]:
@@ -63,8 +76,8 @@ class FakeServer:
 class Caller:
     """What asks: one HTTP session with the token, unless told otherwise."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
-        self.session, self.base = session, base
+    def __init__(self, session: aiohttp.ClientSession, base: str, api: AdminApi) -> None:
+        self.session, self.base, self.api = session, base, api
 
     async def __call__(
         self, method: str, path: str, body: object = None, *, authorization: str | None = f"Bearer {TOKEN}"
@@ -79,12 +92,13 @@ class Caller:
 def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> None:
     @asynccontextmanager
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
-        server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, settings=AdminSettings(port=0))
+        api = AdminApi(bus, Metrics(), read_value=bytes)
+        server = AdminServer(bus, api, token=TOKEN, settings=AdminSettings(port=0))
         await server.start(await open_sockets("127.0.0.1", 0))
         try:
             async with aiohttp.ClientSession() as session:
                 host, port = server.address
-                yield Caller(session, f"http://{host}:{port}")
+                yield Caller(session, f"http://{host}:{port}", api)
         finally:
             await server.stop()
             await bus.broker.close()

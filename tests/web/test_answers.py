@@ -7,7 +7,9 @@ from contextlib import closing
 import pytest
 from aiohttp import web
 
-from babelbus.web.answers import answer_errors, begin_lines, write_lines
+from babelbus.core.access import CLIENT
+from babelbus.web.answers import answer_errors, write_lines
+from babelbus.web.calls import HttpCall
 from tests.support.bus import in_loop
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -18,10 +20,11 @@ async def test_a_connection_that_breaks_while_lines_are_written_logs_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def write_to_a_broken_connection(request: web.Request) -> web.StreamResponse:
-        response = await begin_lines(request)
+        response = await HttpCall(request, CLIENT).begin_lines()
         assert request.transport is not None
         request.transport.abort()
         await write_lines(response, [b"{}"])
+        assert isinstance(response, web.StreamResponse)
         return response
 
     application = web.Application(middlewares=[answer_errors])

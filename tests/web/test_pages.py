@@ -14,6 +14,7 @@ from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
 from babelbus.web import pages
 from babelbus.web.admin import AdminServer
+from babelbus.web.api import AdminApi
 from tests.web.test_admin import TOKEN, FakeServer
 
 Get = Callable[..., Coroutine[Any, Any, tuple[int, aiohttp.ClientResponse, bytes]]]
@@ -37,7 +38,7 @@ def browse(folder: Path | None, test: Callable[[Get], Coroutine[Any, Any, None]]
     async def run() -> None:
         bus = FakeServer()
         settings = AdminSettings(port=0, docs_folder=None if folder is None else str(folder))
-        server = AdminServer(bus, Metrics(), read_value=bytes, token=TOKEN, settings=settings)
+        server = AdminServer(bus, AdminApi(bus, Metrics(), read_value=bytes), token=TOKEN, settings=settings)
         await server.start(await open_sockets("127.0.0.1", 0))
         host, port = server.address
         try:

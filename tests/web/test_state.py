@@ -263,7 +263,7 @@ def test_a_slow_listener_is_told_what_it_missed_and_the_metric_counts_it(api: Ap
     server = api.live.server
     api("GET", "/api/server")  # the first connection opens the endpoint
     assert server._admin is not None
-    server._admin._live._bound = Bound(count=3)
+    server._admin.api.live._bound = Bound(count=3)
     with api.open("GET", "/api/listen", {"pattern": "#"}) as listener:
         listener.begin()
         api.live.call(lambda: publish(server.broker, [Event("a", b"%d" % number) for number in range(10)]))
@@ -290,7 +290,7 @@ def test_there_is_a_limit_of_listeners(api: Api) -> None:
     server = api.live.server
     api("GET", "/api/server")  # the first connection opens the endpoint
     assert server._admin is not None
-    feeds = server._admin._live._feeds
+    feeds = server._admin.api.live._feeds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("babelbus.web.live.FEEDS_MAX", 1)
         with api.open("GET", "/api/listen", {"pattern": "#"}) as listener:

@@ -1,4 +1,4 @@
-"""The command line `babelbus` (docs/operations.md, "Command line"): one module per group of commands.
+"""The command line `babelbus` (docs/command-line.md): one module per group of commands.
 
 A command's module is imported when the command is called, and imports the heavy parts of the bus inside the command,
 so that the shell answers at once. The list of all commands imports none of them.
@@ -16,6 +16,13 @@ import babelbus
 COMMANDS = {
     "serve": ("serve:serve", "Run a server until SIGTERM or Ctrl-C."),
     "config": ("serve:config", "Show the configuration as a babelbus.toml, and check it."),
+    "login": ("login:login", "Connect to a server elsewhere for the first time, or check that it works."),
+    "context": ("context:context", "Add, list, use, show and remove names of servers elsewhere."),
+    "status": ("status:status", "Show how a server is, on one screen."),
+    "top": (
+        "status:top",
+        "Show the rates, the lag and the slow consumers of a server live, by protocol,...",
+    ),
     "topics": ("topics:topics", "List, show, create, change and remove topics."),
     "clients": ("clients:clients", "Add, list, change and remove the clients that may connect to the server."),
     "principals": (
@@ -68,6 +75,10 @@ COMMANDS = {
         "bench:bench",
         "Measure the running server: publish records to a topic made for it, read them...",
     ),
+    "completion": (
+        "completion:completion",
+        "Print the script that lets SHELL complete commands, options, contexts,...",
+    ),
     "man": ("man:man", "Write the manual pages of all commands into FOLDER, which is made if it does..."),
     "sbusd": ("sbusd:sbusd", "Run a stand-alone sbus daemon with the options of the original."),
 }
@@ -109,8 +120,9 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--context", metavar="NAME", help="Context with the server of the command: 'babelbus context' has them.")
 @click.version_option(babelbus.__version__, "-V", "--version", prog_name="babelbus", message="%(prog)s %(version)s")
-def program() -> None:
+def program(context: str | None) -> None:
     """Run Babelbus: one event bus that speaks five protocols over one durable log.
 
     On the machine of the server no options are needed:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from babelbus.cli.command import BusGroup, CommandError, ask_first, examples, json_option, yes_option
+from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import plural, print_all, print_json, print_line
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 
 ACTIONS = ("publish", "subscribe", "read", "consume", "write-state", "manage", "admin", "*")
 Command = Callable[..., Any]
@@ -27,7 +27,7 @@ def _row_arguments(command: Command) -> Command:
             click.argument("pattern"),
             version_option,
             json_option,
-            admin_options,
+            bus_options,
         )
     ):
         command = part(command)
@@ -54,7 +54,7 @@ def access() -> None:
 @access.command("list", epilog=examples("babelbus access list", "babelbus access list alice --json"))
 @click.argument("who", required=False)
 @json_option
-@admin_options
+@bus_options
 def list_rows(target: Target, who: str | None, as_json: bool) -> None:
     """List the rows of the table, or those of WHO."""
     table = target.api().call("GET", "/api/access")
@@ -112,7 +112,7 @@ def revoke(
 
 @access.command("roles", epilog=examples("babelbus access roles", "babelbus access roles --json"))
 @json_option
-@admin_options
+@bus_options
 def roles(target: Target, as_json: bool) -> None:
     """List the roles and the principals that have them."""
     found = target.api().call("GET", "/api/access")["roles"]
@@ -125,11 +125,11 @@ def roles(target: Target, as_json: bool) -> None:
 
 
 @access.command("explain", epilog=examples("babelbus access explain alice publish plant/line1/heat"))
-@click.argument("principal")
+@click.argument("principal", shell_complete=complete("principals"))
 @click.argument("action", type=click.Choice(ACTIONS[:-1]), metavar="ACTION")
 @click.argument("subject")
 @json_option
-@admin_options
+@bus_options
 def explain(target: Target, principal: str, action: str, subject: str, as_json: bool) -> None:
     """Show whether a principal may do something, and the row that decides."""
     query = {"principal": principal, "action": action, "subject": subject}
@@ -153,7 +153,7 @@ def explain(target: Target, principal: str, action: str, subject: str, as_json: 
 
 @access.command("check", epilog=examples("babelbus access check"))
 @json_option
-@admin_options
+@bus_options
 def check(target: Target, as_json: bool) -> None:
     """Check the table: rows that can never match, and principals without rows. Exit code 1 if there are any."""
     faults = target.api().call("GET", "/api/access/faults")["faults"]
@@ -176,7 +176,7 @@ def check(target: Target, as_json: bool) -> None:
 @click.option("--off", is_flag=True, help="Turn the gate off again.")
 @yes_option
 @json_option
-@admin_options
+@bus_options
 def enable(target: Target, admin_name: str | None, off: bool, yes: bool, as_json: bool, asked: Asked) -> None:
     """Start to ask: from now on principals do what the table grants, and nothing else.
 
@@ -200,7 +200,7 @@ def enable(target: Target, admin_name: str | None, off: bool, yes: bool, as_json
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @version_option
 @json_option
-@admin_options
+@bus_options
 def apply(target: Target, file: Path, version: int | None, as_json: bool) -> None:
     """Replace what the last table file brought by the rows and principals of FILE (TOML)."""
     try:

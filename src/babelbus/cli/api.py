@@ -1,22 +1,21 @@
-"""The administration API as the command line uses it (docs/operations.md, "Administration endpoint")."""
+"""The administration API as the command line uses it (docs/operations.md, "Administration endpoint").
 
-import base64
-import http.client
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+A request goes over HTTP to the endpoint of a server on this machine, or over jebp to a server elsewhere: the answers
+are the same.
+"""
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from babelbus.cli.command import CommandError
+from babelbus.cli.output import patience
 
 TIMEOUT_SECONDS = 30.0
 LONG_TIMEOUT_SECONDS = 600.0
 """Timeout of requests that read a log from its beginning."""
-READ_BYTES = 2**16
-
-if TYPE_CHECKING:
-    import ssl
 
 T = TypeVar("T")
 
@@ -53,20 +52,34 @@ class ApiError(CommandError):
         self.code = code
 
 
+class UnsupportedError(CommandError):
+    """The server is older than jebp/1.2, which carries this API."""
+
+
+class Transport(Protocol):
+    """Carries the requests to one server. Every method may raise `CommandError` when no server answers."""
+
+    address: str
+    """The server, "host:port"."""
+
+    def ask(self, method: str, path: str, content: bytes | None, timeout_seconds: float) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of its answer."""
+
+    def begin(self, path: str, timeout_seconds: float) -> tuple[int, Generator[bytes, None, None]]:
+        """Begin a request whose answer is lines; return the status and the parts of the answer as they arrive.
+
+        The caller closes the generator.
+        """
+
+    def advice(self, status: int, code: str) -> str | None:
+        """Return the text that replaces the error of an answer, `None` to keep the text."""
+
+
 class AdminApi:
     """The API of one server. Every method may raise `ApiError`, or `CommandError` when no server answers."""
 
-    def __init__(
-        self, address: str, proof: str, context: "ssl.SSLContext | None" = None, *, is_of_folder: bool = True
-    ) -> None:
-        """Set the address, "host:port"; requests go over TLS if there is a context.
-
-        `proof` is the header that says who asks; `is_of_folder` whether that is the token of the data folder.
-        """
-        self._is_of_folder = is_of_folder
-        self._address = address
-        self._context = context
-        self._proof = proof
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def call(
         self, method: str, path: str, body: object = None, *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -100,11 +113,10 @@ class AdminApi:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> T:
         """Send a request, and return its answer as an object of `type_`."""
-        connection, response = self._request(method, _with_query(path, query), content, timeout_seconds)
-        try:
-            return self._read(self._receive(response), type_)
-        finally:
-            connection.close()
+        with patience(f"waiting for {self._transport.address}"):
+            status, answer = self._transport.ask(method, _with_query(path, query), content, timeout_seconds)
+        self._check(status, answer)
+        return self._read(answer, type_)
 
     def lines(
         self, path: str, query: Mapping[str, str], type_: type[T], *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -113,11 +125,13 @@ class AdminApi:
 
         The iterator ends when the server ends the answer. The server sends a line or a sign of life every ten seconds.
         """
-        connection, response = self._request("GET", _with_query(path, query), None, timeout_seconds)
+        status, chunks = self._transport.begin(_with_query(path, query), timeout_seconds)
         try:
+            if status >= 400:
+                self._check(status, b"".join(chunks))
             decoder = msgspec.json.Decoder(type_)
             parts: list[bytes] = []  # of an incomplete line
-            while chunk := self._receive(response, READ_BYTES):
+            for chunk in chunks:
                 first, *ends = chunk.split(b"\n")
                 parts.append(first)
                 for end in ends:
@@ -125,72 +139,26 @@ class AdminApi:
                     parts = [end]
                     yield decoder.decode(line) if line else None
         finally:
-            connection.close()
+            chunks.close()
 
-    def _request(
-        self, method: str, path: str, content: bytes | None, timeout_seconds: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Return the connection and the beginning of an answer without an error; the caller closes both."""
-        host, _, port = self._address.rpartition(":")
-        host = host.strip("[]")
-        if self._context is None:
-            connection = http.client.HTTPConnection(host, int(port), timeout=timeout_seconds)
-        else:
-            connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_seconds, context=self._context)
-        headers = {"Authorization": self._proof, "Content-Type": "application/json"}
-        try:
-            try:
-                connection.request(method, path, content, headers)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before the request was sent completely; the answer has the reason
-            response = connection.getresponse()
-            if response.status >= 400:
-                read = self._read(self._receive(response), dict[str, Any])
-                raise self._error(response.status, str(read.get("error", "it failed")), str(read.get("code", "failed")))
-        except ConnectionRefusedError:
-            connection.close()
-            raise CommandError(f"nothing listens on {self._address}; start one with 'babelbus serve'") from None
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise self._silent(error) from error
-        except BaseException:
-            connection.close()
-            raise
-        return connection, response
-
-    def _receive(self, response: http.client.HTTPResponse, size: int | None = None) -> bytes:
-        """Return the whole answer, or the bytes received so far, at most `size`; no bytes mean the end."""
-        try:
-            return response.read() if size is None else response.read1(size)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
-
-    def _silent(self, error: Exception) -> CommandError:
-        reason: str = getattr(error, "verify_message", "")
-        if reason:
-            return CommandError(
-                f"the certificate of {self._address} is not trusted: {reason}; name its CA with --ca FILE"
-            )
-        if self._context is None and isinstance(error, http.client.RemoteDisconnected):
-            advice = f"if it speaks TLS, write --admin https://{self._address}"
-            return CommandError(f"{self._address} closed the connection without an answer; {advice}")
-        return CommandError(f"{self._address} does not answer: {error or type(error).__name__}")
+    def _check(self, status: int, answer: bytes) -> None:
+        """Raise the error of an answer that is an error."""
+        if status < 400:
+            return
+        read = self._read(answer, dict[str, Any])
+        text, code = str(read.get("error", "it failed")), str(read.get("code", "failed"))
+        instead = self._transport.advice(status, code)
+        if instead is not None:
+            text = instead
+        elif code in HINTS:
+            text += f"; {HINTS[code]}"
+        raise ApiError(text, code)
 
     def _read(self, answer: bytes, type_: type[T]) -> T:
         try:
             return msgspec.json.decode(answer, type=type_)
         except msgspec.DecodeError:
-            raise CommandError(f"{self._address} is no administration endpoint of Babelbus") from None
-
-    def _error(self, status: int, text: str, code: str) -> ApiError:
-        if status == 401 and self._is_of_folder:
-            text = (
-                f"the server on {self._address} does not take the token of this data folder: "
-                "it runs on another one; name that with --data-folder"
-            )
-        elif code in HINTS:
-            text += f"; {HINTS[code]}"
-        return ApiError(text, code)
+            raise CommandError(f"{self._transport.address} is no administration endpoint of Babelbus") from None
 
 
 def _with_query(path: str, query: Mapping[str, str]) -> str:
@@ -198,16 +166,6 @@ def _with_query(path: str, query: Mapping[str, str]) -> str:
         return path
     # Bytes of the shell that are not UTF-8 are sent unchanged; the server refuses them where it needs UTF-8.
     return f"{path}?{urlencode(query, errors='surrogateescape')}"
-
-
-def bearer(token: str) -> str:
-    """Return the header that proves a token."""
-    return f"Bearer {token}"
-
-
-def basic(user: str, password: str) -> str:
-    """Return the header that proves a user by a password."""
-    return f"Basic {base64.b64encode(f'{user}:{password}'.encode('utf-8', 'surrogateescape')).decode()}"
 
 
 def path_of(*parts: str) -> str:

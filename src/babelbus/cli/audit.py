@@ -8,7 +8,7 @@ import click
 
 from babelbus.cli.command import BusCommand, examples, json_option
 from babelbus.cli.output import human_time, print_all, print_json, print_line
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 
 KINDS = ("login", "login-refused", "refusal", "change")
 FOLLOW_SECONDS = 1.0
@@ -30,7 +30,7 @@ FOLLOW_SECONDS = 1.0
 @click.option("--kind", type=click.Choice(KINDS), help="Records of one kind.")
 @click.option("--follow", is_flag=True, help="Show further records as they come, until Ctrl-C.")
 @json_option
-@admin_options
+@bus_options
 def audit(
     target: Target,
     count: int,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from babelbus.cli.command import BusCommand, CommandError, examples
-from babelbus.cli.output import human_bytes, note, print_json, print_table
+from babelbus.cli.output import Advance, human_bytes, note, plural, print_json, print_table, progress
 from babelbus.cli.target import Target, bus_options
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ def bench(target: Target, records: int, size: int, single: int, as_json: bool) -
     with target.connect() as client:
         client.create_topic(topic)
         try:
-            result = _measure(client, topic, records, size, single)
+            with progress("bench", 2 * records + single, "records", quiet=as_json) as advance:
+                result = _measure(client, topic, records, size, single, advance)
         finally:
             client.remove_topic(topic)
     if as_json:
         print_json(result)
         return
-    note(f"{records} records of {size} bytes, batches of {BATCH_RECORDS}, one connection")
+    note(f"{plural(records, 'record')} of {size:,} bytes, batches of {BATCH_RECORDS:,}, one connection")
     rows = [
         ("publish", f"{result['publish_per_second']:,.0f}/s", f"{human_bytes(result['publish_per_second'] * size)}/s"),
         ("read", f"{result['read_per_second']:,.0f}/s", f"{human_bytes(result['read_per_second'] * size)}/s"),
@@ -56,12 +57,15 @@ def bench(target: Target, records: int, size: int, single: int, as_json: bool) -
     print_table(("Figure", "Records", "Payload"), rows, numbers=("Records", "Payload"))
 
 
-def _measure(client: "BlockingClient", topic: str, records: int, size: int, single: int) -> dict[str, float]:
+def _measure(
+    client: "BlockingClient", topic: str, records: int, size: int, single: int, advance: Advance
+) -> dict[str, float]:
     payload = bytes(i & 0xFF for i in range(size))
     result: dict[str, float] = {"records": records, "size": size}
     start = time.perf_counter()
     for at in range(0, records, CALL_RECORDS):
         client.publish_many(topic, [payload] * min(CALL_RECORDS, records - at), batch_records=BATCH_RECORDS)
+        advance(min(CALL_RECORDS, records - at))
     result["publish_per_second"] = records / (time.perf_counter() - start)
     latencies = []
     for _ in range(single):
@@ -73,12 +77,12 @@ def _measure(client: "BlockingClient", topic: str, records: int, size: int, sing
         result["single_per_second"] = single / sum(latencies)
         result["single_p50_ms"] = 1000 * latencies[single // 2]
         result["single_p99_ms"] = 1000 * latencies[min(single * 99 // 100, single - 1)]
-    per_second = _read(client, topic, records + single)
+    per_second = _read(client, topic, records + single, advance)
     result["read_per_second"] = per_second
     return result
 
 
-def _read(client: "BlockingClient", topic: str, expected: int) -> float:
+def _read(client: "BlockingClient", topic: str, expected: int, advance: Advance) -> float:
     """Read every partition back; return records a second."""
     start, count, partition = time.perf_counter(), 0, 0
     while count < expected:
@@ -86,7 +90,8 @@ def _read(client: "BlockingClient", topic: str, expected: int) -> float:
         for batch in client.follow_batches(topic, partition=partition, until_end=True):
             batch.verify()
             count += len(batch)
+            advance(len(batch))
         partition += 1
         if count == before and partition > 1024:
-            raise CommandError(f"{expected} records were published and acknowledged, but only {count} can be read")
+            raise CommandError(f"{expected:,} records were published and acknowledged, but only {count:,} can be read")
     return count / (time.perf_counter() - start)

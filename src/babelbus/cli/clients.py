@@ -1,18 +1,22 @@
-"""`babelbus clients`: who may connect. Changes the lists in the data folder, with or without a running server."""
+"""`babelbus clients`: who may connect. Asks the server, or changes the lists in the data folder if no server runs."""
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import click
 
-from babelbus.cli.command import BusGroup, CommandError, ask_first, examples, json_option, yes_option
-from babelbus.cli.output import note, print_all, print_json, print_line
-from babelbus.cli.target import Target, folder_options, lock_owner
+from babelbus.cli.api import path_of
+from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
+from babelbus.cli.output import print_all, print_json, print_line
+from babelbus.cli.target import Target, client_options, lock_owner
 
 if TYPE_CHECKING:
-    from babelbus.server.access import AccessLists, ClientEntry
+    from babelbus.cli.api import AdminApi
+
+Client = dict[str, Any]
+"""Name, fingerprint and right of a client: `name`, `fingerprint`, `admin`."""
 
 
 @click.group(cls=BusGroup)
@@ -35,36 +39,35 @@ def clients() -> None:
 @click.option("--admin", is_flag=True, help="The client may create and remove topics.")
 @click.option("--fingerprint", metavar="HEX", help="Fingerprint of a certificate that the client has already.")
 @click.option(
-    "--key-file", metavar="FILE", help="Its key; made if it does not exist.  [default: <data>/conf/clients/NAME.key]"
+    "--key-file",
+    metavar="FILE",
+    help="Its key; made if missing.  [default: <data>/conf/clients/NAME.key; elsewhere ./NAME.key]",
 )
 @json_option
-@folder_options
+@client_options
 def add_client(
     target: Target, name: str, admin: bool, fingerprint: str | None, key_file: str | None, as_json: bool
 ) -> None:
     """Add a client. Without --fingerprint a key is made for it here."""
-    from babelbus.server.access import ClientEntry
-
     if fingerprint and key_file:
         raise click.UsageError("--fingerprint means that the client has a key: leave --key-file out")
-    target.existing_folder()
     lists = _lists(target)
-    if any(entry.name == name for entry in lists.clients.values()):
+    entries = lists.entries()
+    if any(entry["name"] == name for entry in entries):
         raise CommandError(f"there is a client {name!r} already; 'babelbus clients change' changes it")
     if fingerprint is None:
         key_file, fingerprint = _make_key(target, name, key_file)
-    entry_of_key = lists.clients.get(fingerprint.lower())
-    if entry_of_key is not None:
-        raise CommandError(f"this certificate is that of client {entry_of_key.name!r} already")
-    entry = ClientEntry(fingerprint.lower(), name, admin)
-    lists.put(entry)
-    effect = _apply(target)
-    server = target.own_fingerprint()
+    owner = next((entry["name"] for entry in entries if entry["fingerprint"] == fingerprint.lower()), None)
+    if owner is not None:
+        raise CommandError(f"this certificate is that of client {owner!r} already")
+    entry = {"name": name, "fingerprint": fingerprint.lower(), "admin": admin}
+    lists.add(entry)
+    effect, server = lists.effect(), lists.server_fingerprint
     if as_json:
         extra = {"key_file": key_file, "server_fingerprint": server, "effective": effect.startswith("in effect")}
-        print_json(_as_dict(entry) | extra)
+        print_json(entry | extra)
         return
-    print_line(f"client {name} may connect{' and administer' if admin else ''}: {entry.fingerprint}")
+    print_line(f"client {name} may connect{' and administer' if admin else ''}: {entry['fingerprint']}")
     if key_file:
         print_line(f"its key is {key_file}; keep it secret, and take it to the client")
     if server:
@@ -74,85 +77,183 @@ def add_client(
 
 @clients.command("list", epilog=examples("babelbus clients list", "babelbus clients list --json | jq -r .fingerprint"))
 @json_option
-@folder_options
+@client_options
 def list_clients(target: Target, as_json: bool) -> None:
-    """List the clients that may connect."""
-    target.existing_folder()
-    entries = sorted(_lists(target).clients.values(), key=lambda entry: entry.name)
+    """List the clients that may connect, and the fingerprint of the server."""
+    lists = _lists(target)
     columns = {
         "Client": lambda entry: entry["name"],
         "Admin": lambda entry: "yes" if entry["admin"] else "no",
         "Fingerprint": lambda entry: entry["fingerprint"],
     }
-    print_all([_as_dict(entry) for entry in entries], as_json, "", columns)
-    if not as_json and (server := target.own_fingerprint()):
-        note(f"the server's own fingerprint: {server}")
+    entries = sorted(lists.entries(), key=lambda entry: str(entry["name"]))
+    server = lists.server_fingerprint
+    print_all([entry | {"server_fingerprint": server} for entry in entries], as_json, "there are no clients", columns)
+    if not as_json and server:
+        print_line(f"the server's own fingerprint: {server}")
 
 
 @clients.command(
     "change",
     epilog=examples("babelbus clients change console --admin", "babelbus clients change console --name desk"),
 )
-@click.argument("who")
+@click.argument("who", shell_complete=complete("clients"))
 @click.option("--name", metavar="NAME", help="New name of the client.")
 @click.option("--admin/--no-admin", default=None, help="Whether the client may create and remove topics.")
 @json_option
-@folder_options
+@client_options
 def change_client(target: Target, who: str, name: str | None, admin: bool | None, as_json: bool) -> None:
     """Update the name or the rights of a client. WHO is its name or its fingerprint."""
-    from babelbus.server.access import ClientEntry
-
     if name is None and admin is None:
         raise click.UsageError("nothing to change: give --name, --admin or --no-admin")
-    target.existing_folder()
     lists = _lists(target)
-    old = _find(lists, who)
-    if name is not None and any(entry_.name == name and entry_ != old for entry_ in lists.clients.values()):
+    entries = lists.entries()
+    old = _find(entries, who)
+    if name is not None and any(one["name"] == name and one != old for one in entries):
         raise CommandError(f"there is a client {name!r} already")
-    entry = ClientEntry(old.fingerprint, old.name if name is None else name, old.admin if admin is None else admin)
-    lists.put(entry)
-    effect = _apply(target)
+    entry = old | {"name": old["name"] if name is None else name, "admin": old["admin"] if admin is None else admin}
+    lists.change(entry)
+    effect = lists.effect()
     if as_json:
-        print_json(_as_dict(entry) | {"effective": effect.startswith("in effect")})
+        print_json(entry | {"effective": effect.startswith("in effect")})
     else:
-        print_line(f"client {entry.name} {'may' if entry.admin else 'may not'} administer")
+        print_line(f"client {entry['name']} {'may' if entry['admin'] else 'may not'} administer")
         print_line(effect)
 
 
 @clients.command("remove", epilog=examples("babelbus clients remove console", "babelbus clients remove console --yes"))
-@click.argument("who")
+@click.argument("who", shell_complete=complete("clients"))
 @yes_option
 @json_option
-@folder_options
+@client_options
 def remove_client(target: Target, who: str, yes: bool, as_json: bool) -> None:
     """Remove a client's right to connect; its connections are closed. Its key file is kept.
 
     WHO is its name or its fingerprint.
     """
-    target.existing_folder()
     lists = _lists(target)
-    entry = _find(lists, who)
-    ask_first(yes, f"remove client {entry.name}, {entry.fingerprint}")
-    lists.remove(entry.fingerprint)
-    effect = _apply(target)
+    entry = _find(lists.entries(), who)
+    ask_first(yes, f"remove client {entry['name']}, {entry['fingerprint']}")
+    lists.remove(entry["fingerprint"])
+    effect = lists.effect()
     if as_json:
-        print_json({"removed": entry.fingerprint, "name": entry.name, "effective": effect.startswith("in effect")})
+        print_json(
+            {"removed": entry["fingerprint"], "name": entry["name"], "effective": effect.startswith("in effect")}
+        )
     else:
-        print_line(f"client {entry.name} is removed")
+        print_line(f"client {entry['name']} is removed")
         print_line(effect)
 
 
-def _lists(target: Target) -> "AccessLists":
-    from babelbus.server.access import AccessLists
-    from babelbus.storage.files import LocalFiles
+class _Lists(Protocol):
+    """The list of clients of one server."""
 
-    lists = AccessLists(LocalFiles(), target.conf("").rstrip(os.sep))
-    lists.reload()
-    return lists
+    server_fingerprint: str | None
+    """Fingerprint of the server; `None` before its first start."""
+
+    def entries(self) -> list[Client]:
+        """Return the clients."""
+
+    def add(self, entry: Client) -> None:
+        """Add a client."""
+
+    def change(self, entry: Client) -> None:
+        """Replace the client with the fingerprint of the entry."""
+
+    def remove(self, fingerprint: str) -> None:
+        """Remove a client."""
+
+    def effect(self) -> str:
+        """Return a sentence that says whether a change is in effect; it begins with "in effect" if so."""
 
 
-def _find(lists: "AccessLists", who: str) -> "ClientEntry":
-    entries = [entry for entry in lists.clients.values() if who in (entry.name, entry.fingerprint)]
+class _ServerLists:
+    """The list of a running server, through its API."""
+
+    def __init__(self, api: "AdminApi") -> None:
+        self._api = api
+        self.server_fingerprint: str | None = None
+
+    def entries(self) -> list[Client]:
+        """Return the clients."""
+        answer = self._api.call("GET", "/api/clients")
+        self.server_fingerprint = answer["server_fingerprint"]
+        entries: list[Client] = answer["clients"]
+        return entries
+
+    def add(self, entry: Client) -> None:
+        """Add a client."""
+        self._api.call("POST", "/api/clients", entry)
+
+    def change(self, entry: Client) -> None:
+        """Replace the client with the fingerprint of the entry."""
+        body = {"name": entry["name"], "admin": entry["admin"]}
+        self._api.call("PATCH", path_of("clients", entry["fingerprint"]), body)
+
+    def remove(self, fingerprint: str) -> None:
+        """Remove a client."""
+        self._api.call("DELETE", path_of("clients", fingerprint))
+
+    def effect(self) -> str:
+        """Return that changes are in effect."""
+        return "in effect: the server has taken it"
+
+
+class _FolderLists:
+    """The list in a data folder, on which no server with an endpoint runs."""
+
+    def __init__(self, target: Target) -> None:
+        from babelbus.server.access import AccessLists
+        from babelbus.storage.files import LocalFiles
+
+        target.existing_folder()
+        self._target = target
+        self._lists = AccessLists(LocalFiles(), target.conf("").rstrip(os.sep))
+        self._lists.reload()
+        self.server_fingerprint = target.own_fingerprint()
+
+    def entries(self) -> list[Client]:
+        """Return the clients."""
+        clients = self._lists.clients.values()
+        return [{"name": one.name, "fingerprint": one.fingerprint, "admin": one.admin} for one in clients]
+
+    def add(self, entry: Client) -> None:
+        """Add a client."""
+        from babelbus.server.access import ClientEntry
+
+        self._lists.put(ClientEntry(entry["fingerprint"], entry["name"], entry["admin"]))
+
+    def change(self, entry: Client) -> None:
+        """Replace the client with the fingerprint of the entry."""
+        self.add(entry)
+
+    def remove(self, fingerprint: str) -> None:
+        """Remove a client."""
+        self._lists.remove(fingerprint)
+
+    def effect(self) -> str:
+        """Send a running server the signal to read its list again, and return the outcome as a sentence."""
+        pid = lock_owner(self._target.folder)
+        if pid is None:
+            return "no server runs on this data folder; the next start reads the list"
+        try:
+            os.kill(pid, signal.SIGHUP)
+        except OSError as error:
+            return f"the server has not read the list: send SIGHUP to process {pid} ({error.strerror})"
+        return f"in effect: the server (process {pid}) was sent SIGHUP to read the list again"
+
+
+def _lists(target: Target) -> _Lists:
+    """Return the list of the server elsewhere, or of the server or the folder here."""
+    if target.remote is None:
+        running = target.running()
+        if running is None or "admin" not in running.addresses:
+            return _FolderLists(target)
+    return _ServerLists(target.api())
+
+
+def _find(entries: list[Client], who: str) -> Client:
+    entries = [entry for entry in entries if who in (entry["name"], entry["fingerprint"])]
     if not entries:
         raise CommandError(f"there is no client {who!r}; 'babelbus clients list' shows all")
     if len(entries) > 1:
@@ -164,34 +265,14 @@ def _make_key(target: Target, name: str, path: str | None) -> tuple[str, str]:
     """Return the path and the fingerprint of a client's key, which is made if it does not exist."""
     from babelbus.protocols.jebp.identity import Identity
 
-    if path is None:
+    file = f"{quote(name, safe='')}.key"  # a name may hold a slash
+    if path is None and target.remote:
+        path = file
+    elif path is None:
         folder = target.conf("clients")
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(folder, f"{quote(name, safe='')}.key")  # a name may hold a slash
+        path = os.path.join(folder, file)
     path = os.path.abspath(path)
     if not os.path.exists(path):
         Identity.generate().save(path, name=name)
     return path, Identity.load(path).fingerprint
-
-
-def _apply(target: Target) -> str:
-    """Send a running server the request to read its lists again, and return the outcome as a sentence.
-
-    The administration endpoint answers when the lists are read; SIGHUP does the same where it is switched off.
-    """
-    pid = lock_owner(target.folder)
-    if pid is None:
-        return "no server runs on this data folder; the next start reads the list"
-    running = target.running()
-    if running is not None and "admin" in running.addresses:
-        target.api().call("POST", "/api/reload")
-        return f"in effect: the server (process {pid}) has read the list again"
-    try:
-        os.kill(pid, signal.SIGHUP)
-    except OSError as error:
-        return f"the server has not read the list: send SIGHUP to process {pid} ({error.strerror})"
-    return f"in effect: the server (process {pid}) was sent SIGHUP to read the list again"
-
-
-def _as_dict(entry: "ClientEntry") -> dict[str, object]:
-    return {"name": entry.name, "fingerprint": entry.fingerprint, "admin": entry.admin}

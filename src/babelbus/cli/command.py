@@ -1,14 +1,18 @@
 """Commands fail alike: one line on standard error with the cause and the remedy, and exit code 1."""
 
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from babelbus.errors import BabelbusError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,6 +59,11 @@ class BusCommand(click.Command):
             failure = Failure(describe(error))
             failure.exit_code = error.exit_code if isinstance(error, CommandError) else 1  # type: ignore[misc]
             raise failure from error
+        except KeyboardInterrupt as error:
+            if ctx.meta.get(DEBUG):
+                raise
+            told = ctx.meta.get(DONE)
+            raise Failure("stopped by Ctrl-C" + (f": {told()}" if told else "")) from error
 
 
 EXTRAS = {
@@ -81,6 +90,12 @@ class BusGroup(click.Group):
 
 
 DEBUG = "babelbus.debug"
+DONE = "babelbus.done"
+
+
+def tell_done_at_interrupt(told: Callable[[], str]) -> None:
+    """Set the function that returns what was done, for Ctrl-C."""
+    click.get_current_context().meta[DONE] = told
 
 
 def _note_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -102,6 +117,18 @@ summary_option = click.option(
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 max_option = click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N.")
 partition_option = click.option("--partition", type=click.IntRange(0), help="One partition.  [default: all]")
+
+
+def complete(kind: str) -> "Callable[[click.Context, click.Parameter, str], list[CompletionItem]]":
+    """Return the function that completes an argument in a shell, with words of the server (`cli.completion.KINDS`)."""
+
+    def find(command: click.Context, _: click.Parameter, begun: str) -> "list[CompletionItem]":
+        # By name, as commands are: completion knows the options of commands, which know this.
+        module = importlib.import_module("babelbus.cli.completion")
+        found: list[CompletionItem] = module.complete(kind, command, begun)
+        return found
+
+    return find
 
 
 def ask_first(yes: bool, action: str, warning: str = "") -> None:

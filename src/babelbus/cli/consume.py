@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
+from babelbus.cli.command import BusCommand, CommandError, complete, examples, json_option, max_option
 from babelbus.cli.execute import Interrupts, run_command
 from babelbus.cli.groups import Seconds, group_path, place_options, read_place
-from babelbus.cli.output import json_record, note, print_json, print_line, show_record
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.output import json_record, note, plural, print_json, print_line, show_record, until_interrupted
+from babelbus.cli.target import Target, bus_options
 from babelbus.units import format_duration
 
 if TYPE_CHECKING:
@@ -37,8 +37,14 @@ class CommandNotRunError(CommandError):
         "babelbus consume orders --group import --exec ./import.sh --ack-seconds 10m",
     ),
 )
-@click.argument("topic")
-@click.option("--group", required=True, metavar="GROUP", help="The group to join; created if it does not exist.")
+@click.argument("topic", shell_complete=complete("topics"))
+@click.option(
+    "--group",
+    required=True,
+    metavar="GROUP",
+    shell_complete=complete("groups"),
+    help="The group to join; created if it does not exist.",
+)
 @click.option("--exec", "command", metavar="CMD", help="Run this with the shell for each record, payload on its input.")
 @max_option
 @click.option(
@@ -54,7 +60,7 @@ class CommandNotRunError(CommandError):
     help="For a new group: a record without an ack for so long is delivered again.  [default: 1m]",
 )  # fmt: skip
 @json_option
-@admin_options
+@bus_options
 def consume(
     target: Target,
     topic: str,
@@ -93,11 +99,11 @@ def consume(
         query["idle_ms"] = str(max(round(idle_seconds * 1000), 1))
     interrupts = Interrupts()
     consumption = _Consumption(api, topic, group, command, as_json, interrupts)
-    with suppress(KeyboardInterrupt), interrupts.raised():
+    with until_interrupted(consumption.summary), interrupts.raised():
         consumption.run(query, count_max)
     if consumption.failed:
         raise CommandError(
-            f"{consumption.failed} of {consumption.count} records were not done; "
+            f"{consumption.failed:,} of {plural(consumption.count, 'record was', 'records were')} not done; "
             f"'babelbus groups show {topic} {group}' shows what is delivered again, "
             "'babelbus dead-letters list' what was given up"
         )
@@ -140,6 +146,10 @@ class _Consumption:
         self._done: list[int] = []
         self.count = 0
         self.failed = 0
+
+    def summary(self) -> str:
+        """Return what was done."""
+        return f"{plural(self.count - self.failed, 'record')} done" + (f", {self.failed:,} not" if self.failed else "")
 
     def run(self, query: Mapping[str, str], count_max: int | None) -> None:
         """Read records until `count_max` were handled, or none arrived within the timeout."""
@@ -258,7 +268,7 @@ class _Consumption:
         if answered.stale and what == "ack":
             self.failed += answered.stale
             note(
-                f"babelbus: {answered.stale} acks came too late: records took longer than "
+                f"babelbus: {plural(answered.stale, 'ack')} came too late: records took longer than "
                 f"{format_duration(self._head.ack_seconds)}, or the group was moved; they are delivered again. "
                 f"'babelbus groups alter {self._topic} {self._group} --ack-seconds' gives more time"
             )

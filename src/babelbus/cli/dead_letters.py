@@ -7,9 +7,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from babelbus.cli.api import LONG_TIMEOUT_SECONDS, AdminApi, path_of
-from babelbus.cli.command import BusGroup, CommandError, ask_first, examples, json_option, partition_option, yes_option
-from babelbus.cli.output import escape, human_time, json_record, note, print_all, print_json, print_line, show_record
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.command import (
+    BusGroup,
+    CommandError,
+    ask_first,
+    complete,
+    examples,
+    json_option,
+    partition_option,
+    yes_option,
+)
+from babelbus.cli.output import (
+    escape,
+    human_time,
+    json_record,
+    note,
+    plural,
+    print_all,
+    print_json,
+    print_line,
+    show_record,
+)
+from babelbus.cli.target import Target, bus_options
 
 if TYPE_CHECKING:
     from babelbus.web.lines import LetterLine
@@ -17,7 +36,7 @@ if TYPE_CHECKING:
 PAGE_COUNT = 500
 SHOWN_COUNT = 100
 
-name_argument = click.argument("name", metavar="TOPIC|GROUP")
+name_argument = click.argument("name", metavar="TOPIC|GROUP", shell_complete=complete("dead_letters"))
 
 
 @click.group(
@@ -39,7 +58,7 @@ def dead_letters() -> None:
     epilog=examples("babelbus dead-letters list", "babelbus dead-letters list --json | jq 'select(.waiting > 0)'"),
 )
 @json_option
-@admin_options
+@bus_options
 def list_topics(target: Target, as_json: bool) -> None:
     """List topics of dead letters.
 
@@ -75,7 +94,7 @@ def list_topics(target: Target, as_json: bool) -> None:
     "--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after N.  [default: 100; --json: all]"
 )
 @json_option
-@admin_options
+@bus_options
 def show_letters(
     target: Target,
     name: str,
@@ -122,7 +141,7 @@ def show_letters(
 @click.option("--max", "count_max", type=click.IntRange(1), metavar="N", help="At most N, the oldest first.")
 @click.option("--at", "places", multiple=True, metavar="[PARTITION:]OFFSET", help="Only this letter; may be repeated.")
 @json_option
-@admin_options
+@bus_options
 def replay_letters(target: Target, name: str, count_max: int | None, places: tuple[str, ...], as_json: bool) -> None:
     """Publish dead letters again.
 
@@ -138,11 +157,11 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
     if as_json:
         print_json(done)
     else:
-        print_line(f"{done['replayed']} dead letters of {done['topic']} replayed, {done['waiting']} wait")
+        print_line(f"{plural(done['replayed'], 'dead letter')} of {done['topic']} replayed, {done['waiting']:,} wait")
     for failure in done["failures"]:
         note(f"babelbus: {failure['partition']}:{failure['offset']} was not replayed: {escape(failure['reason'])}")
     if done["failed"]:
-        raise CommandError(f"{done['failed']} dead letters could not be replayed")
+        raise CommandError(f"{plural(done['failed'], 'dead letter')} could not be replayed")
 
 
 @dead_letters.command(
@@ -156,7 +175,7 @@ def replay_letters(target: Target, name: str, count_max: int | None, places: tup
 @click.option("--all", "everything", is_flag=True, help="Also letters that were not replayed.")
 @yes_option
 @json_option
-@admin_options
+@bus_options
 def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_json: bool) -> None:
     """Remove dead letters.
 
@@ -165,7 +184,9 @@ def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_jso
     """
     api = target.api()
     info = api.call("GET", path_of("dead-letters", name))
-    letters = f"topic {info['topic']} with {info['letters']} dead letters, {info['waiting']} of them not replayed"
+    letters = (
+        f"topic {info['topic']} with {plural(info['letters'], 'dead letter')}, {info['waiting']:,} of them not replayed"
+    )
     if not yes and (everything or not info["waiting"]):  # else the server refuses with the reason
         ask_first(yes, f"remove {letters}", " There is no way back")
     gone = api.call("POST", path_of("dead-letters", info["topic"], "purge"), {"all": everything})
@@ -173,8 +194,8 @@ def purge_letters(target: Target, name: str, everything: bool, yes: bool, as_jso
         print_json({"removed": gone["topic"], "letters": gone["letters"], "waiting": gone["waiting"]})
     else:
         print_line(
-            f"topic {gone['topic']} is removed, with {gone['letters']} dead letters, "
-            f"{gone['waiting']} of them not replayed"
+            f"topic {gone['topic']} is removed, with {plural(gone['letters'], 'dead letter')}, "
+            f"{gone['waiting']:,} of them not replayed"
         )
 
 

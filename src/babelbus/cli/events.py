@@ -2,16 +2,15 @@
 
 import base64
 import sys
-from contextlib import suppress
 from typing import Any
 
 import click
 
 from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
-from babelbus.cli.output import escape, human_time, note, print_json, print_line, show_bytes
+from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, show_bytes, until_interrupted
 from babelbus.cli.publish import read_headers
 from babelbus.cli.state import tell_dropped
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.units import MIB
 
@@ -31,7 +30,7 @@ PAYLOAD_BYTES_MAX = 40 * MIB
 @click.argument("pattern", default="#")
 @max_option
 @json_option
-@admin_options
+@bus_options
 def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -> None:
     """Print the events whose subject matches PATTERN, as they happen, until Ctrl-C.
 
@@ -45,7 +44,7 @@ def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -
     count = 0
     if "*" in pattern:
         note("babelbus: '*' stands for itself here: '?' matches one element, '#' at the end one or more")
-    with suppress(KeyboardInterrupt):
+    with until_interrupted(lambda: plural(count, "event")):
         for event in target.api().lines("/api/listen", {"pattern": pattern}, dict[str, Any]):
             if event is None:
                 continue
@@ -107,7 +106,7 @@ def _headers(event: dict[str, Any]) -> list[tuple[bytes, bytes | None]]:
 )
 @click.option("--content-type", metavar="TYPE", help="Type of the payload, such as application/json.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@admin_options
+@bus_options
 def send(
     target: Target,
     subject: str,

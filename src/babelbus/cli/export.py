@@ -11,7 +11,15 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 import msgspec
 
-from babelbus.cli.command import BusCommand, CommandError, examples, partition_option, summary_option
+from babelbus.cli.command import (
+    BusCommand,
+    CommandError,
+    complete,
+    examples,
+    partition_option,
+    summary_option,
+    tell_done_at_interrupt,
+)
 from babelbus.cli.output import human_bytes, json_record, note, plural, print_json, progress
 from babelbus.cli.read import Span, check_start, find_spans, from_offset_option, from_time_option
 from babelbus.cli.target import Target, bus_options
@@ -38,7 +46,7 @@ format_option = click.option(
         "babelbus export orders orders.log --format log        the stored bytes, the fastest",
     ),
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete("topics"))
 @click.argument("file")
 @format_option
 @from_offset_option
@@ -74,6 +82,7 @@ def export(
         with open_new(file) as output, progress(f"export {topic}", total, "records", quiet=quiet) as advance:
             write = _write_json if form == "json" else _write_log
             count = 0
+            tell_done_at_interrupt(lambda: f"{plural(count, 'record')} read, {file} is not written")
             for step in (step for span in spans for step in write(client, topic, span, output)):
                 count += step
                 advance(step)

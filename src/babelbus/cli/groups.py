@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from babelbus.cli.api import path_of
-from babelbus.cli.command import BusGroup, ask_first, examples, json_option, partition_option, yes_option
-from babelbus.cli.output import human_time, note, print_all, print_json, print_line, print_table
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, partition_option, yes_option
+from babelbus.cli.output import human_time, note, plural, print_all, print_json, print_line, print_table
+from babelbus.cli.target import Target, bus_options
 from babelbus.cli.times import read_time
 from babelbus.cli.topics import setting_text
 from babelbus.units import UnitError, parse_duration
@@ -121,8 +121,12 @@ def _of_group(*options: Callable[[Command], Command]) -> Callable[[Command], Com
     """Return a decorator that adds the arguments TOPIC and GROUP, `options`, and the options that all commands have."""
 
     def decorate(command: Command) -> Command:
-        parts: list[Callable[[Command], Command]] = [click.argument("topic"), click.argument("group"), *options]
-        parts += [json_option, admin_options]
+        parts: list[Callable[[Command], Command]] = [
+            click.argument("topic", shell_complete=complete("topics")),
+            click.argument("group", shell_complete=complete("groups")),
+            *options,
+        ]
+        parts += [json_option, bus_options]
         for part in reversed(parts):
             command = part(command)
         return command
@@ -149,9 +153,9 @@ def groups() -> None:
 @groups.command(
     "list", epilog=examples("babelbus groups list", "babelbus groups list orders --json | jq '{name, lag}'")
 )
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=complete("topics"))
 @json_option
-@admin_options
+@bus_options
 def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
     """List groups and their lag.
 
@@ -324,7 +328,8 @@ def remove_group(target: Target, topic: str, group: str, yes: bool, as_json: boo
     """
     api = target.api()
     info = api.call("GET", group_path(topic, group))
-    summary = f"group {group} of topic {topic}, with a lag of {info['lag']:,} records and {info['members']} members"
+    lag, members = plural(info["lag"], "record"), plural(info["members"], "member")
+    summary = f"group {group} of topic {topic}, with a lag of {lag} and {members}"
     ask_first(yes, f"remove {summary}", " Its position is forgotten")
     api.call("DELETE", group_path(topic, group))
     if as_json:

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 import msgspec
 
+from babelbus.clock import SystemClock
+
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from babelbus.records.record import Record
 
 # C0 (with tabs), DEL, C1, and the characters that reverse text: a payload must neither control the terminal
@@ -50,23 +54,31 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table; the columns named in `numbers` are aligned to the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from babelbus.cli.tables import lay_out
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(escape(str(cell))) for cell in row))  # as Text: a name in [brackets] is no markup
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:  # in a file or pipe a row is one line of any length
-        console = Console(file=sys.stdout, width=4096)
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        print_line(line.rstrip())
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
+    head_style = "1" if has_colours() else ""
+    for line in lay_out(columns, cells, numbers=set(numbers), width=terminal_width(), head_style=head_style):
+        print_line(line)
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal; `None` for a file or pipe, in which a row is one line of any length."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def has_colours() -> bool:
+    """Return whether standard output is a terminal whose user wants colours (https://no-color.org)."""
+    import os
+
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str) -> str:
+    """Return text in a style of the terminal ("31" is red), or as it is where there are no colours."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style and has_colours() else text
 
 
 def print_all(
@@ -88,9 +100,9 @@ def print_all(
         print_line(nothing)
 
 
-def plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str, nouns: str = "") -> str:
     """Return a number with its noun: "1 record", "1,000 records"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
 def human_bytes(size: float) -> str:
@@ -138,27 +150,108 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on standard error, if that is a terminal; yield the function that moves the bar.
+def until_interrupted(done: Callable[[], str]) -> Iterator[None]:
+    """Run a block that ends with Ctrl-C, if not before; then show what was done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped: {done()}")
 
-    `unit` is "records" or "bytes"; `total` may be unknown.
+
+PATIENCE_SECONDS = 2.0
+"""How long a command may be silent before it shows on the terminal that it works."""
+
+
+@contextmanager
+def progress(what: str, total: int | None, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on standard error after two seconds, if that is a terminal; yield the function that moves it.
+
+    `unit` is "records", "values" or "bytes"; `total` may be unknown.
     """
     if quiet or not sys.stderr.isatty():
         yield _stand_still
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    with _LateBar(what, total, unit) as bar:
+        yield bar.advance
 
-    count = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(what), total=total)
 
-        def advance(step: int, total: int | None = None) -> None:
-            bar.update(task, advance=step, total=total)  # None leaves the total as it is
+class _LateBar:
+    """A bar that appears when the work has taken two seconds: most work is done before."""
 
-        yield advance
+    def __init__(self, what: str, total: int | None, unit: str) -> None:
+        self._what, self._total, self._unit = what, total, unit
+        self._clock = SystemClock()
+        self._start = self._clock.monotonic()
+        self._done = 0
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "_LateBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, step: int, total: int | None = None) -> None:
+        """Move the bar."""
+        self._done += step
+        self._total = self._total if total is None else total
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, total=self._total)
+        elif self._clock.monotonic() - self._start > PATIENCE_SECONDS:
+            self._show()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        count = DownloadColumn(binary_units=True) if self._unit == "bytes" else MofNCompleteColumn()
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(escape(self._what), total=self._total, completed=self._done)
+        self._bar.start()
 
 
 def _stand_still(step: int, total: int | None = None) -> None:
     """Move no bar: standard error is no terminal."""
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Show on standard error, if that is a terminal, that the block still works when it takes longer than two seconds.
+
+    For work without steps, such as a request.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    import threading
+
+    ended = threading.Event()
+
+    def show() -> None:
+        clock = SystemClock()
+        start = clock.monotonic()
+        wait = PATIENCE_SECONDS
+        while not ended.wait(wait):
+            wait = 1.0
+            sys.stderr.write(f"\r{escape(what)}: {clock.monotonic() - start:.0f} s ")
+            sys.stderr.flush()
+        if wait != PATIENCE_SECONDS:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=show, name="patience", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

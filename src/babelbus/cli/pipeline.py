@@ -132,7 +132,7 @@ def run(
         return _bus(target, place, spark_options["way"], awaited=True)
 
     bus = find_bus()
-    if bus.url and not (target.running() or click.get_current_context().params["server"]):
+    if bus.url and not (target.remote or target.running()):
         note(f"no server runs on {target.folder}: what is read from or written to the bus waits for {bus.url}")
     watchers: list[Watcher] = [_Printer(as_json)]
     if metrics_port is not None:
@@ -319,11 +319,10 @@ def _bus(target: Target, place: "Place", way: str | None, *, awaited: bool) -> "
     here = os.path.isdir(os.path.join(target.folder, "topics"))
     if way == "files" and not here:
         raise CommandError(f"--read files: there is no data folder {target.folder}")
-    options = click.get_current_context().params
-    named = bool(options["server"] or options["admin"])
+    named = bool(target.remote or target.admin)
     files = way == "files" or (way is None and here and local and not named)
     path = target.folder if files else ""
-    identity = os.path.abspath(options["identity"] or target.conf("admin_key"))
+    identity = os.path.abspath(target.key_path())
     awaited = awaited and os.path.exists(identity) and target.config.jebp.port > 0
     if not named and not awaited and target.running() is None:
         if way == "server":
@@ -357,7 +356,7 @@ def _admin(target: Target) -> "Callable[[], AdminApi | None]":
 
     Each call looks again: the server may have been started since the last call.
     """
-    named = bool(click.get_current_context().params["admin"])  # the function is called from other threads too
+    named = bool(target.remote or target.admin)
 
     def find() -> "AdminApi | None":
         running = target.running()

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from babelbus.cli.api import path_of
-from babelbus.cli.command import BusGroup, ask_first, examples, json_option, yes_option
+from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import human_time, print_all, print_json, print_line, print_table
 from babelbus.cli.quotas import quota_option, show_quotas
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 
 
 @click.group(
@@ -43,7 +43,7 @@ def principals() -> None:
 @quota_option
 @credential_options
 @json_option
-@admin_options
+@bus_options
 def add(
     target: Target,
     name: str,
@@ -67,7 +67,7 @@ def add(
 
 @principals.command("list", epilog=examples("babelbus principals list", "babelbus principals list --json"))
 @json_option
-@admin_options
+@bus_options
 def list_principals(target: Target, as_json: bool) -> None:
     """List the principals."""
     found = target.api().call("GET", "/api/principals")["principals"]
@@ -82,9 +82,9 @@ def list_principals(target: Target, as_json: bool) -> None:
 
 
 @principals.command("show", epilog=examples("babelbus principals show sensor7"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete("principals"))
 @json_option
-@admin_options
+@bus_options
 def show(target: Target, name: str, as_json: bool) -> None:
     """Show a principal: its roles, its credentials without their secrets, its quotas, and its rows."""
     found = target.api().call("GET", path_of("principals", name))
@@ -112,7 +112,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
         "babelbus principals change sensor7 --quota subscriptions=10 --quota topics=none",
     ),
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete("principals"))
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="The roles from now on, each one.")
 @click.option("--no-roles", is_flag=True, help="No roles from now on.")
 @click.option("--root", metavar="SUBJECT", help="What all its subjects are relative to from now on.")
@@ -127,7 +127,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
     help="Id of a credential that goes, as 'show' has it.",
 )
 @json_option
-@admin_options
+@bus_options
 def change(
     target: Target,
     name: str,
@@ -170,10 +170,10 @@ def change(
 
 
 @principals.command("rotate", epilog=examples("babelbus principals rotate sensor7 --fingerprint 99aa01c2..."))
-@click.argument("name")
+@click.argument("name", shell_complete=complete("principals"))
 @credential_options
 @json_option
-@admin_options
+@bus_options
 def rotate(target: Target, name: str, as_json: bool, asked: Asked) -> None:
     """Replace the credentials of a kind: the old ones prove nothing from now on.
 
@@ -191,10 +191,10 @@ def rotate(target: Target, name: str, as_json: bool, asked: Asked) -> None:
 
 
 @principals.command("remove", epilog=examples("babelbus principals remove sensor7 --yes"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete("principals"))
 @yes_option
 @json_option
-@admin_options
+@bus_options
 def remove(target: Target, name: str, yes: bool, as_json: bool) -> None:
     """Remove a principal: its connections end, its rows stay."""
     ask_first(yes, f"remove principal {name}")

@@ -1,14 +1,16 @@
 """`babelbus publish`: records from arguments, lines of standard input, or JSON lines."""
 
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from babelbus.cli.command import BusCommand, CommandError, examples
-from babelbus.cli.output import plural, print_json, print_line
+from babelbus.cli.command import BusCommand, CommandError, complete, examples, tell_done_at_interrupt
+from babelbus.cli.output import PATIENCE_SECONDS, note, plural, print_json, print_line, progress
 from babelbus.cli.target import Target, bus_options
 from babelbus.cli.times import read_time
 from babelbus.clock import SystemClock
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FLUSH_SECONDS = 1.0
+GIVE_UP_SECONDS = 10.0
+"""How long to wait for a server that cannot store records."""
+RESERVED_PREFIX = "$"
+"""The names of the server's own topics begin so."""
 
 
 def read_headers(
@@ -45,7 +51,7 @@ def read_headers(
         "babelbus export orders - | babelbus publish copy --json",
     ),
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete("topics"))
 @click.argument("payload", nargs=-1)
 @click.option("--key", help="Key of every record.")
 @click.option(
@@ -76,6 +82,7 @@ def publish(
     an object with "payload" (or "payload_base64") and optionally "key", "headers" and "timestamp". One record prints
     partition:offset; many print their number, once all are as durable as the topic's ack level requires.
     """
+    from babelbus.client import RequestError
     from babelbus.records.record import Record
 
     if not payload and sys.stdin.isatty():
@@ -86,15 +93,80 @@ def publish(
         records = _from_json(texts, Record(b"", own_key, headers, timestamp or 0))
     else:
         records = (Record(text, own_key, headers, timestamp or 0) for text in texts)
+    target.timeout_seconds = GIVE_UP_SECONDS
     choose = _partition_chooser(target, topic, partition)
-    with target.connect() as client:
-        if len(payload) == 1 and payload != ("-",):
-            record = next(iter(records), None)
-            if record is None:
-                raise click.UsageError("an empty payload is no JSON record")
-            _publish_one(client, topic, record, choose(record.key), as_json)
-        else:
-            _publish_many(client, topic, records, choose, as_json)
+    with target.connect() as client, waiting_explained(target, topic):
+        try:
+            if len(payload) == 1 and payload != ("-",):
+                record = next(iter(records), None)
+                if record is None:
+                    raise click.UsageError("an empty payload is no JSON record")
+                _publish_one(client, topic, record, choose(record.key), as_json)
+            else:
+                _publish_many(client, topic, records, choose, as_json)
+        except _StoppedError as stopped:
+            error = why_refused(target, topic, partition, stopped.error)
+            raise CommandError(f"{error}; {stopped.stored}") from stopped.error
+        except RequestError as error:
+            raise why_refused(target, topic, partition, error) from error
+
+
+class _StoppedError(BabelbusError):
+    """Publishing stopped; `stored` says how much was stored before."""
+
+    def __init__(self, error: BabelbusError, stored: str) -> None:
+        super().__init__(f"{error}; {stored}")
+        self.error, self.stored = error, stored
+
+
+def why_refused(target: Target, topic: str, partition: int | None, error: BabelbusError) -> BabelbusError:
+    """Return the error of a refused publish with its reason, which the answer of jebp does not tell."""
+    from babelbus.cli.api import ApiError
+    from babelbus.client import RequestError, RequestTimeoutError
+
+    if not isinstance(error, RequestError | RequestTimeoutError):
+        return error
+    try:
+        info = target.api().topic(topic)
+    except ApiError as refusal:
+        if refusal.code == "refused":
+            return CommandError(f"no right to publish to topic {topic!r}")
+        return CommandError(str(refusal))
+    except BabelbusError:  # an old server, or none any more
+        return error
+    count = len(info["partitions"])
+    if topic.startswith(RESERVED_PREFIX):
+        return CommandError(f"topic {topic!r} is the server's own: nobody else writes to it")
+    if info.get("failing"):
+        return CommandError(f"the server cannot store records of topic {topic!r} now: {info['failing']}")
+    if partition is not None and partition >= count:
+        return CommandError(f"topic {topic!r} has {plural(count, 'partition')}, from 0 on: there is no {partition}")
+    if not info.get("may_publish", True):
+        return CommandError(f"no right to publish to topic {topic!r}")
+    if isinstance(error, RequestTimeoutError) or error.repeat:
+        return CommandError(f"{error}; 'babelbus status' shows how the server is")
+    return CommandError(f"topic {topic!r} does not take the record, which is too large or has a wrong header ({error})")
+
+
+@contextmanager
+def waiting_explained(target: Target, topic: str) -> Iterator[None]:
+    """Run a block that publishes; when it takes long because the server cannot store records, print the reason once."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(PATIENCE_SECONDS):
+            with suppress(BabelbusError):
+                failing = target.api().topic(topic).get("failing")
+                if failing:
+                    note(f"babelbus: waiting, for the server cannot store records of topic {topic!r} now: {failing}")
+                    return
+
+    thread = threading.Thread(target=look, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _partition_chooser(target: Target, topic: str, partition: int | None) -> Callable[[bytes | None], int]:
@@ -148,19 +220,24 @@ def _publish_many(
     as_json: bool,
 ) -> None:
     clock, count = SystemClock(), 0
+    before = client.acknowledged
+    tell_done_at_interrupt(lambda: f"{client.acknowledged - before:,} of {plural(count, 'record')} stored")
     start = flushed_at = clock.monotonic()
     try:
         try:
-            for record in records:
-                _send(client.send, topic, record, choose(record.key))
-                count += 1
-                if clock.monotonic() - flushed_at > FLUSH_SECONDS:  # so that a server that stores nothing is noticed
-                    client.flush()
-                    flushed_at = clock.monotonic()
+            with progress(f"publish to {topic}", None, "records", quiet=sys.stdin.isatty()) as advance:
+                for record in records:
+                    advance(1)
+                    _send(client.send, topic, record, choose(record.key))
+                    count += 1
+                    # So that a server that stores nothing is noticed.
+                    if clock.monotonic() - flushed_at > FLUSH_SECONDS:
+                        client.flush()
+                        flushed_at = clock.monotonic()
         finally:
             client.flush()  # also when a later line is wrong: the lines before it are published
     except BabelbusError as error:
-        raise CommandError(f"{error}; {client.acknowledged:,} of {plural(count, 'record')} stored") from error
+        raise _StoppedError(error, f"{client.acknowledged:,} of {plural(count, 'record')} stored") from error
     seconds = max(clock.monotonic() - start, 1e-9)
     if as_json:
         print_json({"topic": topic, "records": count, "seconds": round(seconds, 6)})

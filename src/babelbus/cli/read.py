@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option, partition_option
-from babelbus.cli.output import json_record, print_json, print_line, show_record
+from babelbus.cli.command import BusCommand, CommandError, complete, examples, json_option, max_option, partition_option
+from babelbus.cli.output import json_record, plural, print_json, print_line, show_record, until_interrupted
 from babelbus.cli.target import Target, bus_options, clear_errors
 from babelbus.cli.times import read_time
 
@@ -101,7 +101,7 @@ def find_spans(
 
 def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (from_offset_option, from_time_option, partition_option, max_option, json_option, bus_options)
-    for option in reversed((click.argument("topic"), *options)):
+    for option in reversed((click.argument("topic", shell_complete=complete("topics")), *options)):
         command = option(command)
     return command
 
@@ -129,13 +129,14 @@ def tail(
     A line is partition:offset, time, key if there is one, payload, and headers. A lost connection is opened again.
     """
     check_start(offset, timestamp)
-    with suppress(KeyboardInterrupt):
+    shown = _Shown()
+    with until_interrupted(lambda: plural(shown.count, "record")):
         with target.connect() as client:
             spans = find_spans(
                 target, client, topic, partition, offset=offset, timestamp=timestamp,
                 follow=True, at_end=offset is None and timestamp is None,
             )  # fmt: skip
-        asyncio.run(_tail(target, topic, spans, count_max, as_json))
+        asyncio.run(_tail(target, topic, spans, count_max, as_json, shown))
 
 
 @click.command(
@@ -182,7 +183,15 @@ def _print(records: "Iterator[tuple[int, Record]]", topic: str, as_json: bool) -
             print_line(show_record(record, partition))
 
 
-async def _tail(target: Target, topic: str, spans: list[Span], count_max: int | None, as_json: bool) -> None:
+class _Shown:
+    """The number of records on the screen."""
+
+    count = 0
+
+
+async def _tail(
+    target: Target, topic: str, spans: list[Span], count_max: int | None, as_json: bool, shown: _Shown
+) -> None:
     """Print the records of all spans as they arrive; those of one partition are in order.
 
     Runs in an event loop of its own: Ctrl-C then cancels the waiting readers, and each closes in order.
@@ -205,13 +214,12 @@ async def _tail(target: Target, topic: str, spans: list[Span], count_max: int | 
             client = await stack.enter_async_context(Client(**arguments))
         readers = [asyncio.create_task(read(client, span)) for span in spans]
         try:
-            count = 0
-            while count_max is None or count < count_max:
+            while count_max is None or shown.count < count_max:
                 item = await queue.get()
                 if isinstance(item, BabelbusError):
                     raise item
                 _print(iter([item]), topic, as_json)
-                count += 1
+                shown.count += 1
         finally:
             for reader in readers:
                 reader.cancel()

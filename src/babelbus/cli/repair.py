@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples
-from babelbus.cli.output import human_bytes, note, print_json, print_line, progress
+from babelbus.cli.output import human_bytes, note, plural, print_json, print_line, progress
 from babelbus.cli.target import Target, folder_options, lock_owner
 from babelbus.errors import StorageError
 from babelbus.storage import notes
@@ -47,7 +47,7 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     from babelbus.storage.disk import check_folder
     from babelbus.storage.files import LocalFiles
 
-    path = _folder(target, folder)
+    path = _folder(target, folder, "babelbus check")
     # Files like leftovers of a crash may belong to a running server.
     live = lock_owner(path) is not None
     with _bytes_read(f"check {path}") as advance:
@@ -83,7 +83,7 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     from babelbus.storage.disk import repair_folder
     from babelbus.storage.files import LocalFiles
 
-    path = _folder(target, folder)
+    path = _folder(target, folder, "babelbus repair")
     with _bytes_read(f"repair {path}") as advance:
         report = repair_folder(LocalFiles(), path, dry_run=dry_run, progress=advance)
     mendable = bool(report.problems)
@@ -92,7 +92,7 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     left = report.problems if dry_run else report.left
     advice = ""
     if left:
-        advice = f"{len(left)} problems are left"
+        advice = "1 problem is left" if len(left) == 1 else f"{len(left):,} problems are left"
         if dry_run:
             advice = f"nothing was changed; 'babelbus repair {path}' does it" if mendable else "nothing was changed"
         if in_database:
@@ -108,7 +108,9 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
         click.get_current_context().exit(1)
 
 
-def _folder(target: Target, folder: str | None) -> str:
+def _folder(target: Target, folder: str | None, command: str) -> str:
+    if folder is None:
+        target.check_local(command)
     path = os.path.abspath(folder) if folder is not None else target.existing_folder()
     # A folder of something else would be "clean", which is worse than an error.
     if not os.path.isdir(os.path.join(path, "topics")):
@@ -246,8 +248,9 @@ def _tell(report: "Report", label: str, as_json: bool, advice: str, more: dict[s
     for problem in problems:
         print_line(show_problem(problem, label))
     print_line(
-        f"{summary['records']} records in {summary['segments']} segments of {summary['partitions']} partitions, "
-        f"{human_bytes(report.size_bytes)}: {f'{len(problems)} problems' if problems else 'all is well'}"
+        f"{plural(summary['records'], 'record')} in {plural(summary['segments'], 'segment')} "
+        f"of {plural(summary['partitions'], 'partition')}, "
+        f"{human_bytes(report.size_bytes)}: {plural(len(problems), 'problem') if problems else 'all is well'}"
     )
     if advice:
         note(f"babelbus: {advice}")

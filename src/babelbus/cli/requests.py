@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -13,9 +12,9 @@ from babelbus.cli.consume import NOT_RUN_CODES, CommandNotRunError, encode_envir
 from babelbus.cli.events import PAYLOAD_BYTES_MAX, octets, read_payload
 from babelbus.cli.execute import Interrupts, answer_command
 from babelbus.cli.groups import Seconds
-from babelbus.cli.output import escape, note, print_json, show_bytes
+from babelbus.cli.output import escape, note, plural, print_json, show_bytes, until_interrupted
 from babelbus.cli.publish import read_headers
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.records.record import Headers
 
@@ -50,7 +49,7 @@ type_option = click.option("--content-type", metavar="TYPE", help="Type of the p
 @header_option
 @type_option
 @json_option
-@admin_options
+@bus_options
 def request(
     target: Target,
     subject: str,
@@ -133,7 +132,8 @@ def _with_type(headers: Headers, content_type: str | None) -> Headers:
 @max_option
 @header_option
 @type_option
-@admin_options
+@json_option
+@bus_options
 def respond(
     target: Target,
     subject: str,
@@ -142,11 +142,13 @@ def respond(
     count_max: int | None,
     headers: Headers,
     content_type: str | None,
+    as_json: bool,
 ) -> None:
     """Answer the requests of any protocol under SUBJECT with the output of a command.
 
     CMD gets the payload on its input and the rest in its environment: BABELBUS_SUBJECT, _GROUP, and _HEADERS as JSON.
-    Its output is the payload of the reply; --header and --content-type describe the reply. If CMD ends with another
+    Its output is the payload of the reply; --header and --content-type describe the reply. With --json a line on
+    standard output says of each request whether its reply was delivered, else why not. If CMD ends with another
     code than 0, the requester is told that the responder failed. One request at a time is answered; other requests
     wait, or go to other responders of the group.
 
@@ -157,18 +159,21 @@ def respond(
     if count_max is not None:
         query["max"] = str(count_max)
     interrupts = Interrupts()
-    responding = _Responding(target.api(), group, command, _with_type(headers, content_type), interrupts)
-    with suppress(KeyboardInterrupt), interrupts.raised():
+    responding = _Responding(target.api(), group, command, _with_type(headers, content_type), interrupts, as_json)
+    with until_interrupted(lambda: f"{plural(responding.count, 'request')} answered"), interrupts.raised():
         responding.run(query, count_max)
     if responding.failed:
-        raise CommandError(f"{responding.failed} of {responding.count} requests got no reply")
+        raise CommandError(f"{responding.failed:,} of {plural(responding.count, 'request')} got no reply")
 
 
 class _Responding:
     """One responder: runs the command for each question."""
 
-    def __init__(self, api: "AdminApi", group: str, command: str, headers: Headers, interrupts: Interrupts) -> None:
+    def __init__(
+        self, api: "AdminApi", group: str, command: str, headers: Headers, interrupts: Interrupts, as_json: bool
+    ) -> None:
         self._api = api
+        self._as_json = as_json
         self._group = group
         self._command = command
         self._headers = headers
@@ -228,6 +233,10 @@ class _Responding:
             replied = self._api.ask("POST", path, {}, Replied, content=msgspec.json.encode(reply))
         if not failure and not replied.delivered:
             failure = "the reply came too late"
+        if self._as_json:
+            print_json(
+                {"request": self.count, "subject": question.subject, "delivered": not failure, "error": failure or None}
+            )
         if failure:
             self.failed += 1
             note(f"babelbus: request {self.count}: {failure}")

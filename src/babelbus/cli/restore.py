@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from babelbus.cli.api import ApiError
-from babelbus.cli.command import BusCommand, CommandError, examples, summary_option
+from babelbus.cli.command import BusCommand, CommandError, complete, examples, summary_option, tell_done_at_interrupt
 from babelbus.cli.export import format_option, tell_done
 from babelbus.cli.lines import parse_line
 from babelbus.cli.output import plural, progress
@@ -38,7 +38,7 @@ GZIP_MAGIC = b"\x1f\x8b"
         "babelbus import orders orders.log --format log --partition 0",
     ),
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete("topics"))
 @click.argument("file")
 @format_option
 @click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
@@ -115,6 +115,7 @@ def _publish(
     choose: Callable[[bytes | None, int], int],
 ) -> int:
     """Publish in large batches, in order within each partition; return the number of records."""
+    tell_done_at_interrupt(lambda: f"{plural(count, 'record')} imported")
     lanes: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     count = 0

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +11,7 @@ import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import print_json, print_line
-from babelbus.cli.target import Running, load_config
+from babelbus.cli.target import Running, Target, load_config
 from babelbus.config import Config, describe, render
 
 if TYPE_CHECKING:
@@ -97,7 +99,9 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
     from babelbus.server.app import run
     from babelbus.server.logs import configure
 
-    configure(settings.log.level, settings.log.format)
+    # What the lines below say too is logged for files and supervisors; a person should read it once.
+    told_here = not as_json and sys.stdout.isatty() and sys.stderr.isatty() and settings.log.level == "info"
+    configure("warning" if told_here else settings.log.level, settings.log.format)
     folder = os.path.abspath(settings.data.folder)
     first_start = not os.path.exists(os.path.join(folder, "conf", "server_key"))
     noted: list[str] = []
@@ -106,17 +110,14 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
         path = os.path.join(folder, "conf", ADDRESSES_NAME)
         _note_addresses(path, server)
         noted.append(path)
+        configure(settings.log.level, settings.log.format)
         _announce(server, first_start, as_json)
 
     try:
         run(settings, ready)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
-            advice = " or ".join(_flags_of_port(settings, str(error)))
-            raise CommandError(
-                f"cannot listen: {error.strerror}; choose another port with {advice}, "
-                "another address with the flag that ends in -host, or stop what listens there"
-            ) from error
+            raise CommandError(f"cannot listen: {error.strerror}; {_advice(settings, str(error))}") from error
         raise
     finally:
         for path in noted:
@@ -124,14 +125,19 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
                 os.unlink(path)
 
 
-def _flags_of_port(settings: Config, problem: str) -> list[str]:
-    """Return the flags of the port that the text of an error names, or of all ports."""
-    ports = {}
+def _advice(settings: Config, problem: str) -> str:
+    """Return the flags that help when an address is taken: those of the port that the error names, or of all ports."""
+    sections = {}
     for entry in describe():
         section, _, name = entry.key.partition(".")
         if name.endswith("port") and name != "any_port":
-            ports[flag_of(entry.key)] = getattr(getattr(settings, section), name)
-    return [flag for flag, port in ports.items() if port and f", {port})" in problem] or list(ports)
+            sections[entry.key] = getattr(getattr(settings, section), name)
+    taken = [key for key, port in sections.items() if port and re.search(rf"\D{port}\D", f" {problem} ")]
+    if not taken:
+        return "choose other ports with --server-any-port or the flags that end in -port, or stop what listens there"
+    flags = " or ".join(map(flag_of, taken))
+    hosts = " or ".join(dict.fromkeys(flag_of(f"{key.partition('.')[0]}.host") for key in taken))
+    return f"choose another port with {flags} (0: any), another address with {hosts}, or stop what listens there"
 
 
 def _note_addresses(path: str, server: "Server") -> None:
@@ -172,6 +178,14 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
             f"first start: made the server's certificate {server.fingerprint} ({os.path.join(conf, 'server_key')}) "
             f"and an administrator's identity ({admin_key})"
         )
+    if "admin" in server.addresses:
+        folder = "" if os.path.abspath("data") == server.folder else f" --data-folder {server.folder}"
+        print_line(f"next, in another shell: babelbus status{folder}; babelbus topics create orders{folder}")
+        chosen = Target().chosen if not folder else None
+        if chosen is not None:
+            print_line(f"commands use context {chosen[0]}, not this server: 'babelbus context use none' changes that")
+    if sys.stdout.isatty():
+        print_line("Ctrl-C stops the server")
 
 
 CONFIG_EXAMPLES = examples(

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -14,15 +13,27 @@ from babelbus.cli.command import (
     BusGroup,
     CommandError,
     ask_first,
+    complete,
     examples,
     json_option,
     max_option,
     summary_option,
-)  # fmt: skip
+    tell_done_at_interrupt,
+)
 from babelbus.cli.export import open_new, tell_summary, write_lines
-from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, print_table
+from babelbus.cli.output import (
+    escape,
+    human_time,
+    note,
+    plural,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    until_interrupted,
+)
 from babelbus.cli.state_lines import Line, batches, is_key, read_file
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 from babelbus.cli.times import parse_time
 from babelbus.clock import SystemClock
 from babelbus.units import UnitError
@@ -94,11 +105,11 @@ def state() -> None:
         "babelbus state get plant/line1/temp --json           with its version",
     ),
 )
-@click.argument("key")
+@click.argument("key", shell_complete=complete("keys"))
 @as_of_option
 @click.option("--raw", is_flag=True, help="Print the text of a string: no quotes, no escapes.")
 @json_option
-@admin_options
+@bus_options
 def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bool) -> None:
     """Print a value."""
     query = {"key": key, **moment}
@@ -126,7 +137,7 @@ def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bo
         "babelbus state set plant/line1/owner '\"ann\"' --version 0    only if the key has no value",
     ),
 )
-@click.argument("key")
+@click.argument("key", shell_complete=complete("keys"))
 @click.argument("value", required=False)
 @click.option("--text", is_flag=True, help="The value is text: store it as a JSON string.")
 @click.option(
@@ -134,7 +145,7 @@ def get(target: Target, key: str, moment: dict[str, str], raw: bool, as_json: bo
     help="Compare and set: only if the key has this version, 0 for none; it gets the next one.",
 )  # fmt: skip
 @json_option
-@admin_options
+@bus_options
 def set_(target: Target, key: str, value: str | None, text: bool, version: int | None, as_json: bool) -> None:
     """Set KEY to VALUE, which is JSON; without one, or with '-', standard input is the value."""
     if value is None and sys.stdin.isatty():
@@ -173,10 +184,10 @@ def _as_json(given: bytes) -> bytes:
         "babelbus state match '$SYS/#'                  values about the server",
     ),
 )
-@click.argument("pattern")
+@click.argument("pattern", shell_complete=complete("keys"))
 @as_of_option
 @json_option
-@admin_options
+@bus_options
 def match(target: Target, pattern: str, moment: dict[str, str], as_json: bool) -> None:
     """Print the keys and values that match a pattern, sorted by key. No match is no failure."""
     lines = target.api().lines(
@@ -196,11 +207,11 @@ def match(target: Target, pattern: str, moment: dict[str, str], as_json: bool) -
         "babelbus state watch 'plant/#' --json | jq .value",
     ),
 )
-@click.argument("pattern")
+@click.argument("pattern", shell_complete=complete("keys"))
 @click.option("--new-only", is_flag=True, help="Do not begin with the present values.")
 @max_option
 @json_option
-@admin_options
+@bus_options
 def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, as_json: bool) -> None:
     """Print the values that match a pattern, and each change as it happens, until Ctrl-C.
 
@@ -209,7 +220,7 @@ def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, a
     """
     query = {"pattern": pattern} | ({"new_only": "1"} if new_only else {})
     count = 0
-    with suppress(KeyboardInterrupt):
+    with until_interrupted(lambda: plural(count, "change")):
         for line in target.api().lines("/api/state/watch", query, Change):
             if line is None:
                 continue
@@ -239,7 +250,8 @@ def tell_dropped(count: int, as_json: bool) -> None:
     if as_json:
         print_json({"dropped": count})
     else:
-        note(f"babelbus: {count} were not shown here: they arrived faster than this command read them")
+        were = "was" if count == 1 else "were"
+        note(f"babelbus: {count:,} {were} not shown here: they arrived faster than this command read them")
 
 
 @state.command(
@@ -248,10 +260,10 @@ def tell_dropped(count: int, as_json: bool) -> None:
         "babelbus state delete 'plant/line1/#' --yes         a pattern; asks without --yes",
     ),
 )
-@click.argument("pattern", metavar="KEY|PATTERN")
+@click.argument("pattern", metavar="KEY|PATTERN", shell_complete=complete("keys"))
 @click.option("--yes", is_flag=True, help="Do not ask before a pattern deletes.")
 @json_option
-@admin_options
+@bus_options
 def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
     """Delete a value, or all values that match a pattern. History keeps them until compaction."""
     api = target.api()
@@ -280,7 +292,7 @@ def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
 @click.argument("file")
 @as_of_option
 @summary_option
-@admin_options
+@bus_options
 def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> None:
     """Write all values to FILE ('-' is standard output; compressed if it ends in .gz), one JSON line each.
 
@@ -288,8 +300,13 @@ def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> 
     appears under its name when it is complete. 'babelbus state import' reads it.
     """
     lines = target.api().lines("/api/state/tree", moment, Line, timeout_seconds=_patience(moment))
-    with open_new(file) as output:
-        count = sum(write_lines((line for line in lines if line is not None), output))
+    count = 0
+    tell_done_at_interrupt(lambda: f"{plural(count, 'value')} read, {file} is not written")
+    quiet = file == "-" and sys.stdout.isatty()
+    with open_new(file) as output, progress("export the state", None, "values", quiet=quiet) as advance:
+        for step in write_lines((line for line in lines if line is not None), output):
+            count += step
+            advance(step)
     _tell_done("exported", file, count, as_json)
 
 
@@ -303,7 +320,7 @@ def export(target: Target, file: str, moment: dict[str, str], as_json: bool) -> 
 )
 @click.argument("file")
 @summary_option
-@admin_options
+@bus_options
 def import_(target: Target, file: str, as_json: bool) -> None:
     """Write the values of FILE ('-' is standard input) to the state: lines of 'state export', or a Wörterbuch export.
 
@@ -312,10 +329,13 @@ def import_(target: Target, file: str, as_json: bool) -> None:
     """
     api = target.api()
     count = 0
+    tell_done_at_interrupt(lambda: f"{plural(count, 'value')} imported")
     try:
-        for batch in batches(read_file(file)):
-            api.ask("POST", "/api/state/values", {}, dict[str, int], content=msgspec.json.encode({"values": batch}))
-            count += len(batch)
+        with progress("import into the state", None, "values") as advance:
+            for batch in batches(read_file(file)):
+                api.ask("POST", "/api/state/values", {}, dict[str, int], content=msgspec.json.encode({"values": batch}))
+                count += len(batch)
+                advance(len(batch))
     except CommandError as error:
         raise CommandError(f"{error}; {plural(count, 'value')} imported") from error
     _tell_done("imported", file, count, as_json)
@@ -333,11 +353,11 @@ def _tell_done(done: str, file: str, count: int, as_json: bool) -> None:
         "babelbus state history plant/line1/temp --json | jq .value",
     ),
 )
-@click.argument("key")
+@click.argument("key", shell_complete=complete("keys"))
 @click.option("--max", "count_max", type=click.IntRange(1), default=100, show_default=True, help="The last N changes.")
 @click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those in front of this offset.")
 @json_option
-@admin_options
+@bus_options
 def history(target: Target, key: str, count_max: int, before: int | None, as_json: bool) -> None:
     """Print the stored changes of a key, oldest first: offset in $state, time, version, source, and the value."""
     query = {"key": key, "max": str(count_max)} | ({} if before is None else {"before": str(before)})

@@ -1,4 +1,4 @@
-"""The server of a command, and the identity to use: from options, environment, and the data folder on this machine.
+"""The server of a command, and the identity to use: from options, environment, a context, and the data folder here.
 
 A running server writes its addresses to `<data>/conf/addresses`, so that a command that knows the data folder finds
 it on any port. The note counts only while the folder's lock is held: a killed server leaves the note behind.
@@ -7,19 +7,23 @@ it on any port. The note counts only while the folder's lock is held: a killed s
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from babelbus.cli.command import CommandError
+from babelbus.cli.command import CommandError, complete
+from babelbus.cli.contexts import CONTEXT_VARIABLE, LOCAL, Context, Contexts, own_key_path
+from babelbus.cli.contexts import load as load_contexts
 
 if TYPE_CHECKING:
     import ssl
 
     from babelbus.cli.api import AdminApi
+    from babelbus.cli.api_http import HttpTransport
+    from babelbus.cli.api_jebp import JebpTransport
     from babelbus.client import BlockingClient
     from babelbus.config import Config
 
@@ -40,7 +44,9 @@ CA_VARIABLE = "BABELBUS_CA"
 CLIENT_CERT_VARIABLE = "BABELBUS_CLIENT_CERT"
 USER_VARIABLE = "BABELBUS_USER"
 TOKEN_FILE_VARIABLE = "BABELBUS_TOKEN_FILE"  # noqa: S105  # the name of a variable
+DATA_FOLDER_VARIABLE = "BABELBUS_DATA_FOLDER"
 OWN_VARIABLES = RECORD_VARIABLES | {
+    CONTEXT_VARIABLE,
     *(ADMIN_VARIABLE, SERVER_VARIABLE, IDENTITY_VARIABLE, FINGERPRINT_VARIABLE, CA_VARIABLE, CLIENT_CERT_VARIABLE),
     *(USER_VARIABLE, TOKEN_FILE_VARIABLE),
 }
@@ -64,6 +70,7 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
 
     config_path: str | None = None
     data_folder: str | None = None
+    context: str | None = None
     admin: str | None = None
     server: str | None = None
     identity: str | None = None
@@ -73,6 +80,50 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
     user: str | None = None
     token_file: str | None = None
     warned: bool = False
+    timeout_seconds: float = 30.0
+    """How long a request may go without an answer."""
+
+    @cached_property
+    def chosen(self) -> tuple[str, Context] | None:
+        """The context that counts, with its name; `None` if options or the environment name a server or a folder.
+
+        Raises:
+            CommandError: the file of contexts is wrong, or has no such context.
+        """
+        if self.admin or self.server:
+            return None
+        name, contexts = self.context, Contexts()
+        if name is None and not (self.data_folder or self.config_path or os.environ.get(DATA_FOLDER_VARIABLE)):
+            contexts = load_contexts()
+            name = contexts.current
+        elif name not in (None, LOCAL):
+            contexts = load_contexts()
+        return None if name in (None, LOCAL) else (str(name), contexts.get(str(name)))
+
+    @property
+    def remote(self) -> str | None:
+        """The address of the server elsewhere; `None` for the server on the data folder, or at `--admin`."""
+        return self.server or (self.chosen[1].server if self.chosen else None)
+
+    def origin(self, command: click.Context, name: str) -> str:
+        """Return where the value of an option is from, for a person."""
+        source = command.get_parameter_source(name)
+        if source is click.core.ParameterSource.COMMANDLINE or command.find_root().params.get(name):
+            return "option"
+        return "environment" if source is click.core.ParameterSource.ENVIRONMENT else "in use"
+
+    def check_local(self, command: str) -> None:
+        """Check that a command which works on a data folder was not meant for a server elsewhere.
+
+        Raises:
+            CommandError: a context is in use.
+        """
+        if self.chosen is not None:
+            name, context = self.chosen
+            raise CommandError(
+                f"context {name} is a server elsewhere ({context.server}), and '{command}' works on a data folder: run "
+                f"it on that machine, or name a folder here with --data-folder"
+            )
 
     @cached_property
     def config(self) -> "Config":
@@ -120,7 +171,31 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
         Raises:
             BabelbusError: the token cannot be read, or the configuration is wrong.
         """
-        from babelbus.cli.api import AdminApi, basic, bearer
+        from babelbus.cli.api import AdminApi
+
+        return AdminApi(self._http() if self._speaks_http() else self._jebp())
+
+    def _speaks_http(self) -> bool:
+        """Return whether the administration endpoint is asked, and not the jebp listener."""
+        if self.admin:
+            return True
+        if self.user is not None or self.token_file is not None:
+            if self.remote:
+                raise click.UsageError("--user and --token-file prove who asks over HTTP: name its address by --admin")
+            return True
+        running = None if self.remote else self.running()
+        has_jebp_alone = running is not None and "admin" not in running.addresses and "jebp" in running.addresses
+        return not self.remote and not has_jebp_alone
+
+    def _jebp(self) -> "JebpTransport":
+        """Return the transport over the connection of this command."""
+        from babelbus.cli.api_jebp import JebpTransport
+
+        return JebpTransport(self.jebp_address(), self.client)
+
+    def _http(self) -> "HttpTransport":
+        """Return the transport to the administration endpoint."""
+        from babelbus.cli.api_http import HttpTransport, basic, bearer
         from babelbus.identities.key_files import read_key_file
         from babelbus.web.token import read_token
 
@@ -134,7 +209,7 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
             self.existing_folder()
             proof = bearer(read_token(self.folder))
         own = self.user is None and self.token_file is None
-        return AdminApi(self.admin_address(), proof, self._admin_context(), is_of_folder=own)
+        return HttpTransport(self.admin_address(), proof, self._admin_context(), is_of_folder=own)
 
     @cached_property
     def _password(self) -> str:
@@ -182,8 +257,8 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
 
     def jebp_address(self) -> str:
         """Return "host:port" of the jebp listener; with `--admin` alone, as that server tells it."""
-        if self.server:
-            return self.server
+        if self.remote:
+            return self.remote
         if self.admin:
             addresses = self.api().call("GET", "/api/server")["addresses"]
             if "jebp" not in addresses:
@@ -203,9 +278,9 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
             raise CommandError(f"no server runs on {self.folder}; start one with 'babelbus serve'")
         return _reachable(f"{host}:{port}")
 
-    @contextmanager
-    def connect(self) -> "Iterator[BlockingClient]":
-        """Return a connected client of the server, for a `with`.
+    @cached_property
+    def client(self) -> "BlockingClient":
+        """The connected client of the server, which `close` disconnects.
 
         Raises:
             BabelbusError: there is no identity, or nothing listens, or the server is another than expected.
@@ -216,10 +291,38 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
         arguments = self.client_arguments()
         keep_freed_memory()  # exports and imports move a megabyte at a time
         client = BlockingClient(**arguments)
-        with ExitStack() as stack:
-            with clear_errors(arguments["address"]):
-                stack.enter_context(client)
-            yield client
+        with clear_errors(arguments["address"], self.login_advice()):
+            return client.__enter__()
+
+    @contextmanager
+    def connect(self) -> "Iterator[BlockingClient]":
+        """Return the connected client, for a `with` whose end flushes what was sent."""
+        client = self.client
+        yield client
+        client.flush()
+
+    def close(self) -> None:
+        """Disconnect."""
+        client: BlockingClient | None = self.__dict__.pop("client", None)
+        if client is not None:
+            client.close()
+
+    def login_advice(self) -> str:
+        """Return the command that checks the connection of a context; empty without a context."""
+        if self.chosen:
+            return f"'babelbus login {self.chosen[0]}' checks the connection and says what to do"
+        return (
+            f"'babelbus login --server {self.server}' checks the connection and says what to do" if self.server else ""
+        )
+
+    def key_path(self) -> str:
+        """Return the path of the key file to connect with, which may not exist."""
+        if self.identity:
+            return self.identity
+        if self.chosen:
+            return self.chosen[1].identity or own_key_path()
+        path = self.conf("admin_key")
+        return own_key_path() if self.server and not os.path.exists(path) and os.path.exists(own_key_path()) else path
 
     def client_arguments(self) -> dict[str, Any]:
         """Return the arguments of a client of the server: `address`, `identity`, `server_fingerprint`.
@@ -229,41 +332,51 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
         """
         from babelbus.protocols.jebp.identity import Identity
 
-        path = self.identity or self.conf("admin_key")
+        path = self.key_path()
         if not os.path.exists(path):
-            hint = "name another with --identity" if self.identity else f"{FIRST_START}, or name a key with --identity"
+            hint = f"{FIRST_START}, or name a key with --identity"
+            if self.identity:
+                hint = "name another with --identity"
+            elif self.remote:
+                hint = "'babelbus login' makes one, or name one with --identity"
             raise CommandError(f"there is no key file {path}; {hint}")
         return {
             "address": self.jebp_address(),
             "identity": Identity.load(path),
             "server_fingerprint": self._expected_fingerprint(),
+            "request_timeout_seconds": self.timeout_seconds,
         }
 
     def partitions(self, topic: str) -> list[dict[str, Any]] | None:
-        """Return the partitions of a topic from the administration endpoint; `None` if no endpoint is in reach.
+        """Return the partitions of a topic; `None` if the server is older than jebp/1.2 and no endpoint is in reach.
 
         Raises:
             ApiError: there is no such topic.
             CommandError: no server runs.
         """
-        running = None if self.admin else self.running()
-        if not self.admin and (self.server or (running is not None and "admin" not in running.addresses)):
+        from babelbus.cli.api import UnsupportedError
+
+        try:
+            partitions: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
+        except UnsupportedError:
             return None
-        partitions: list[dict[str, Any]] = self.api().topic(topic)["partitions"]
         return partitions
 
     def _expected_fingerprint(self) -> str | None:
         """Return the fingerprint that the server's certificate must have; `None` accepts any server."""
         if self.server_fingerprint:
             return self.server_fingerprint.lower()
-        if self.server:
+        if self.chosen and self.chosen[1].fingerprint:
+            return self.chosen[1].fingerprint
+        if self.remote:
             if not self.warned:
                 self.warned = True
-                click.echo(
-                    "babelbus: the server's certificate is not checked; pin it with --server-fingerprint "
-                    "('babelbus clients list' on the server prints it)",
-                    err=True,
+                how = (
+                    f"'babelbus login {self.chosen[0]}' pins it"
+                    if self.chosen
+                    else ("pin it with --server-fingerprint ('babelbus clients list' on the server prints it)")
                 )
+                click.echo(f"babelbus: the server's certificate is not checked; {how}", err=True)
             return None
         return self.own_fingerprint()
 
@@ -276,16 +389,19 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
 
 
 @contextmanager
-def clear_errors(address: str) -> Iterator[None]:
-    """Replace the error of a refused connection by advice on how to start a server."""
-    from babelbus.client import ConnectionLostError
+def clear_errors(address: str, advice: str = "") -> Iterator[None]:
+    """Replace the error of a connection that could not be made by advice."""
+    from babelbus.client import ConnectionLostError, NotAuthorisedError, UntrustedServerError
 
     try:
         yield
     except ConnectionLostError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
-            raise CommandError(f"nothing listens on {address}; start one with 'babelbus serve'") from error
+            hint = f"; {advice}" if advice else ""
+            raise CommandError(f"nothing listens on {address}; start one with 'babelbus serve'{hint}") from error
         raise
+    except (NotAuthorisedError, UntrustedServerError) as error:
+        raise CommandError(f"{error}; {advice}" if advice else str(error)) from error
 
 
 def load_config(path: str | None, flags: dict[str, object]) -> "Config":
@@ -335,17 +451,23 @@ def _check_address(ctx: click.Context, param: click.Parameter, value: str | None
 
 
 _OPTIONS = {
+    "context": click.option(
+        "--context", metavar="NAME", envvar=CONTEXT_VARIABLE, shell_complete=complete("contexts"),
+        help=f"Context with the server, '{LOCAL}' for the data folder here; also {CONTEXT_VARIABLE}.  "
+             "[default: of 'babelbus context use']",
+    ),
     "server": click.option(
         "--server", metavar="HOST:PORT", envvar=SERVER_VARIABLE, callback=_check_address,
-        help=f"Server to connect to; also {SERVER_VARIABLE}.  [default: the one on the data folder]",
+        help=f"Server to connect to; also {SERVER_VARIABLE}.  [default: of the context, else on the data folder]",
     ),
     "identity": click.option(
         "--identity", metavar="FILE", envvar=IDENTITY_VARIABLE,
-        help=f"Key file to connect with; also {IDENTITY_VARIABLE}.  [default: the administrator's of the data folder]",
+        help=f"Key file to connect with; also {IDENTITY_VARIABLE}.  "
+             "[default: of the context, else the administrator's of the data folder]",
     ),
     "server_fingerprint": click.option(
         "--server-fingerprint", metavar="HEX", envvar=FINGERPRINT_VARIABLE,
-        help="Fingerprint that the server's certificate must have.  [default: of the server of the data folder]",
+        help="Fingerprint that the server's certificate must have.  [default: of the context or data folder]",
     ),
     "admin": click.option(
         "--admin", metavar="HOST:PORT", envvar=ADMIN_VARIABLE, callback=_check_address,
@@ -385,7 +507,14 @@ def _with_target(*names: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**values: Any) -> Any:
-            return command(Target(**{name: values.pop(name) for name in names}), **values)
+            given = {name: values.pop(name) for name in names}
+            if "context" in names:
+                settle(given, click.get_current_context())
+            target = Target(**given)
+            try:
+                return command(target, **values)
+            finally:
+                target.close()
 
         wrapped: Callable[..., Any] = update_wrapper(run, command)
         for name in reversed(names):
@@ -395,9 +524,48 @@ def _with_target(*names: str) -> Callable[[Callable[..., Any]], Callable[..., An
     return decorate
 
 
+def target_values(command: click.Context) -> dict[str, Any]:
+    """Return the values of the options that name a server, for a command that is being completed."""
+    given = {name: command.params.get(name) for name in _OPTIONS}
+    settle(given, command)
+    return given
+
+
+_PLACES = ("server", "admin", "data_folder", "config_path")
+"""Options that name a server as a context does."""
+
+
+def settle(given: dict[str, Any], command: click.Context) -> None:
+    """Drop what loses: of a context and the other options that name a server, an option wins over the environment.
+
+    Raises:
+        UsageError: options name a context and another server.
+    """
+    program = command.find_root()
+    if given["context"] is None or _is_option(program, "context"):
+        given["context"] = program.params.get("context") or given["context"]
+    if given["context"] is None:
+        return
+    places = [name for name in _PLACES if given.get(name) is not None]
+    options = [name for name in places if _is_option(command, name)]
+    if not (_is_option(command, "context") or _is_option(program, "context")):
+        if places:  # of two variables the address wins, which says more
+            given["context"] = None
+    elif options:
+        flag = "--config" if options[0] == "config_path" else f"--{options[0].replace('_', '-')}"
+        raise click.UsageError(f"--context and {flag} both name a server: give one of them")
+    else:
+        for name in places:
+            given[name] = None
+
+
+def _is_option(command: click.Context, name: str) -> bool:
+    return command.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 folder_options = _with_target("data_folder", "config_path")
 """The options that name a data folder."""
-admin_options = _with_target("admin", "ca", "client_cert", "user", "token_file", "data_folder", "config_path")
-"""The options that name an administration endpoint."""
+client_options = _with_target("context", "server", "identity", "server_fingerprint", "data_folder", "config_path")
+"""The options of commands with an `--admin` of their own."""
 bus_options = _with_target(*_OPTIONS)
-"""The options of a client of the bus."""
+"""The options that name a server, and the identity to use there."""

@@ -6,10 +6,10 @@ from typing import Any
 import click
 
 from babelbus.cli.api import path_of
-from babelbus.cli.command import BusGroup, ask_first, examples, json_option, yes_option
-from babelbus.cli.output import human_bytes, print_all, print_json, print_line, print_table
+from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, yes_option
+from babelbus.cli.output import human_bytes, plural, print_all, print_json, print_line, print_table
 from babelbus.cli.serve import flag_of, metavar_of
-from babelbus.cli.target import Target, admin_options
+from babelbus.cli.target import Target, bus_options
 from babelbus.config import describe
 from babelbus.units import format_duration, format_size
 
@@ -45,7 +45,7 @@ def topics() -> None:
     epilog=examples("babelbus topics list", "babelbus topics list --json | jq -r .name"),
 )
 @json_option
-@admin_options
+@bus_options
 def list_topics(target: Target, as_json: bool) -> None:
     """List all topics, with their sizes."""
     columns: dict[str, Callable[[Any], object]] = {
@@ -63,9 +63,9 @@ def list_topics(target: Target, as_json: bool) -> None:
 
 
 @topics.command("show", epilog=examples("babelbus topics show orders", "babelbus topics show orders --json"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete("topics"))
 @json_option
-@admin_options
+@bus_options
 def show_topic(target: Target, name: str, as_json: bool) -> None:
     """Show one topic: its settings and its partitions."""
     _print_topic(target.api().topic(name), as_json)
@@ -83,7 +83,7 @@ def show_topic(target: Target, name: str, as_json: bool) -> None:
 @click.argument("name")
 @_setting_options()
 @json_option
-@admin_options
+@bus_options
 def create_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
     """Create a topic. Other settings are from the section [topics] of the server's configuration."""
     topic = target.api().create_topic(name, partitions, _given(settings))
@@ -98,10 +98,10 @@ def create_topic(target: Target, name: str, partitions: int | None, as_json: boo
         "babelbus topics alter orders --partitions 8            can grow, not shrink",
     ),
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete("topics"))
 @_setting_options("engine")
 @json_option
-@admin_options
+@bus_options
 def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool, **settings: str | None) -> None:
     """Update settings of a topic while it is in use."""
     changes = _given({**settings, "partitions": partitions})
@@ -113,20 +113,20 @@ def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool
 
 
 @topics.command("remove", epilog=examples("babelbus topics remove orders", "babelbus topics remove orders --yes"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete("topics"))
 @yes_option
 @json_option
-@admin_options
+@bus_options
 def remove_topic(target: Target, name: str, yes: bool, as_json: bool) -> None:
     """Remove a topic and all its records. There is no way back."""
     api = target.api()
     records = _records(api.topic(name))
-    ask_first(yes, f"remove topic {name} with {records:,} records", " There is no way back")
+    ask_first(yes, f"remove topic {name} with {plural(records, 'record')}", " There is no way back")
     api.call("DELETE", path_of("topics", name))
     if as_json:
         print_json({"removed": name, "records": records})
     else:
-        print_line(f"topic {name} is removed, with {records:,} records")
+        print_line(f"topic {name} is removed, with {plural(records, 'record')}")
 
 
 def _records(topic: dict[str, Any]) -> int:
@@ -148,7 +148,7 @@ def setting_text(name: str, value: object) -> str:
     if name.endswith("_bytes") and isinstance(value, int):
         return format_size(value)
     if name == "retention_records":
-        return f"{value:,} records"
+        return plural(int(str(value)), "record")
     return str(value).replace("_", "-") if name == "ack" else str(value)
 
 

@@ -1,7 +1,7 @@
 """The shape that every protocol has for the server: built from one context, started, drained and closed."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -20,6 +20,17 @@ from babelbus.protocols.browsers import Browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.listeners import Listeners
 from babelbus.storage.files import FileSystem
+
+
+class Lines(Protocol):
+    """Where an answer of the administration API goes that has no end yet."""
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of the answer, when there is room."""
+
+
+Administer = Callable[[Identity, str, str, bytes, Lines], Awaitable[tuple[int, bytes]]]
+"""Answers a request of a principal: method, path, body; returns the status and the body behind what was written."""
 
 
 class ServiceContext(msgspec.Struct, frozen=True):
@@ -48,6 +59,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Knows what principals prove their identity with, and makes clients wait that send wrong proofs."""
     read_value: Callable[[bytes], bytes]
     """Returns a text as a value of the state that every client can read, or raises `ValueError`."""
+    administer: Administer | None = None
+    """Answers requests of the administration API; `None` where no protocol offers it."""
 
     @property
     def guessing(self) -> Guessing:

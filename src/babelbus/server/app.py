@@ -38,8 +38,8 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
-from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
-from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, source_of
+from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
+from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, ClientEntry, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
@@ -52,6 +52,8 @@ from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
     from babelbus.web.admin import AdminServer
+    from babelbus.web.api import AdminApi
+    from babelbus.web.clients import ClientLine
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class Server:
         self.stopping = False
         self._files: FileSystem = files or LocalFiles()
         self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
+        self._lists_lock = asyncio.Lock()
         self.services: dict[str, Service] = {}
         self.fingerprint = ""
         """Fingerprint of the server's certificate."""
@@ -90,6 +93,7 @@ class Server:
         """Whether the administration endpoint speaks TLS."""
         self._lock: File | None = None
         self._admin: AdminServer | None = None
+        self._api: AdminApi | None = None
         self._admin_sockets: list[socket.socket] = []
         self._admin_opening: asyncio.Task[None] | None = None
         self._certificates = Certificates(config.tls)
@@ -339,6 +343,7 @@ class Server:
             self.quotas,
             self.proofs,
             read_value,
+            self._administer,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -355,13 +360,11 @@ class Server:
         tls = self._certificates.make_tls("admin", settings.tls)
         self.admin_tls = tls is not None
         parts = {
-            "read_value": read_value,
             "token": ensure_token(self.folder),
             "settings": settings,
             "guard": context.browsers.guard("admin", self.metrics, host=settings.host, is_tls=self.admin_tls),
             "crowd": context.crowd,
             "tls": tls,
-            "proofs": self.proofs,
         }
         loop = asyncio.get_running_loop()
         self._admin_sockets = await open_sockets(settings.host, settings.port)
@@ -382,7 +385,7 @@ class Server:
         with ThreadPoolExecutor(1) as pool:
             run = asyncio.get_running_loop().run_in_executor
             module = await run(pool, importlib.import_module, "babelbus.web.admin")
-        admin: AdminServer = module.AdminServer(self, self.metrics, **parts)
+        admin: AdminServer = module.AdminServer(self, await self._load_api(), **parts)
         await admin.start(self._admin_sockets)
         self._admin = admin
 
@@ -401,6 +404,47 @@ class Server:
             one.close()
         self._admin_sockets = []
 
+    async def _administer(
+        self, principal: Identity, method: str, path: str, body: bytes, lines: Lines
+    ) -> tuple[int, bytes]:
+        """Answer a request of administration that came through another protocol than HTTP."""
+        return await (await self._load_api()).direct.answer(principal, method, path, body, lines)
+
+    async def _load_api(self) -> "AdminApi":
+        """Return the API of administration; its libraries are large, and are loaded when somebody asks first."""
+        if self._api is None:
+            # A thread of its own: those of the loop may all wait for a disk that hangs.
+            with ThreadPoolExecutor(1) as pool:
+                run = asyncio.get_running_loop().run_in_executor
+                module = await run(pool, importlib.import_module, "babelbus.web.api")
+            if self._api is None:
+                self._api = module.AdminApi(self, self.metrics, read_value=read_value, proofs=self.proofs)
+        return self._api
+
+    def clients(self) -> "list[ClientLine]":
+        """Return the clients of the lists by name."""
+        from babelbus.web.clients import ClientLine
+
+        lines = [ClientLine(entry.name, entry.fingerprint, entry.admin) for entry in self._lists.clients.values()]
+        return sorted(lines, key=lambda line: line.name)
+
+    async def put_client(self, client: "ClientLine") -> None:
+        """Add a client to the lists, or replace the client with its fingerprint; in effect when this returns.
+
+        Raises:
+            ConfigError: the fingerprint or the name is not valid.
+        """
+        await self._change_lists(partial(self._lists.put, ClientEntry(client.fingerprint, client.name, client.admin)))
+
+    async def remove_client(self, fingerprint: str) -> None:
+        """Remove a client from the lists and close its connections."""
+        await self._change_lists(partial(self._lists.remove, fingerprint))
+
+    async def _change_lists(self, change: Callable[[], None]) -> None:
+        async with self._lists_lock:
+            await asyncio.get_running_loop().run_in_executor(None, change)
+            self._import_clients()
+
     async def reload(self) -> None:
         """Read the lists of clients and topics and the certificates again.
 
@@ -416,7 +460,8 @@ class Server:
         await settled([self._list.last])
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
-        await run(None, self._lists.reload)
+        async with self._lists_lock:
+            await run(None, self._lists.reload)
         self.proofs.guessing.clear()
         self._import_clients()
         await self._reconcile_topics(listed, before)

@@ -26,6 +26,6 @@ def prepare_identities(folder: str, lists: AccessLists) -> str:
         lists.put(ClientEntry(Identity.load(admin_path).fingerprint, "admin", admin=True))
         identity = Identity.generate()
         identity.save(key_path, name="server")  # last: this file says that the rest is done
-        log.warning("first start: made the server certificate %s (%s) and an administrator's identity (%s)",
+        log.info("first start: made the server certificate %s (%s) and an administrator's identity (%s)",
                     identity.fingerprint, key_path, admin_path)  # fmt: skip
     return Identity.load(key_path).fingerprint

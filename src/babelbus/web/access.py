@@ -16,8 +16,9 @@ from babelbus.core.broker import Broker
 from babelbus.identities.credential import Credential, Issued
 from babelbus.identities.proofs import Proofs, Wish
 from babelbus.records.columns import decode_chunk, iterate
-from babelbus.web.answers import Handler, answer, read_body, read_number, read_text
-from babelbus.web.callers import ACCESS_SUBJECT, AUDIT_SUBJECT, check_admin, principal_of
+from babelbus.web.answers import answer, read_body, read_number, read_text
+from babelbus.web.callers import ACCESS_SUBJECT, AUDIT_SUBJECT, check_admin
+from babelbus.web.calls import Answer, Call, Handler, Route
 from babelbus.web.errors import ImportedPrincipalError, UnknownPrincipalError
 
 AUDIT_COUNT = 100
@@ -88,7 +89,7 @@ class AccessRoutes:
         return self._broker.gate
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         one = "/api/principals/{name}"
         about_access = (
@@ -113,7 +114,7 @@ class AccessRoutes:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    async def _show(self, request: web.Request) -> web.Response:
+    async def _show(self, call: Call) -> web.Response:
         gate = self._gate
         rows = [_row(row) | {"origin": origin} for row, origin in gate.table.rows()]
         return answer(self._state() | {"rows": rows, "roles": gate.table.roles()})
@@ -127,40 +128,38 @@ class AccessRoutes:
             "wildcards": self._broker.wildcards,
         }
 
-    async def _grant(self, request: web.Request) -> web.Response:
-        body = await read_body(request, RowsBody)
-        return answer({"version": await self._gate.put(body.rows, principal_of(request), version=body.version)})
+    async def _grant(self, call: Call) -> web.Response:
+        body = await read_body(call, RowsBody)
+        return answer({"version": await self._gate.put(body.rows, call.principal, version=body.version)})
 
-    async def _revoke(self, request: web.Request) -> web.Response:
+    async def _revoke(self, call: Call) -> web.Response:
         """Remove rows; a row that the table does not keep is an error, so that a slip is noticed."""
-        body = await read_body(request, RowsBody)
+        body = await read_body(call, RowsBody)
         for row in body.rows:
             if id_of(row) not in self._gate.table.entries:
                 raise InvalidAccessError(
                     f"the table keeps no row {row.effect.value} {row.who} {row.action} {row.pattern}"
                 )
-        return answer({"version": await self._gate.remove(body.rows, principal_of(request), version=body.version)})
+        return answer({"version": await self._gate.remove(body.rows, call.principal, version=body.version)})
 
-    async def _explain(self, request: web.Request) -> web.Response:
-        action = ACTIONS.get(read_text(request, "action"))
+    async def _explain(self, call: Call) -> web.Response:
+        action = ACTIONS.get(read_text(call, "action"))
         if action is None:
-            raise InvalidAccessError(
-                f"there is no action {read_text(request, 'action')!r}; they are {', '.join(ACTIONS)}"
-            )
-        found = self._gate.table.explain(read_text(request, "principal"), action, read_text(request, "subject"))
+            raise InvalidAccessError(f"there is no action {read_text(call, 'action')!r}; they are {', '.join(ACTIONS)}")
+        found = self._gate.table.explain(read_text(call, "principal"), action, read_text(call, "subject"))
         row = None if found.row is None else _row(found.row) | {"origin": found.origin}
         return answer(
             {"allowed": found.allowed, "row": row, "roles": found.roles, "exists": found.exists}
             | {"subject": found.subject, "enforcing": self._gate.enforcing}
         )
 
-    async def _faults(self, request: web.Request) -> web.Response:
+    async def _faults(self, call: Call) -> web.Response:
         return answer({"faults": self._gate.table.faults()})
 
-    async def _set_mode(self, request: web.Request) -> web.Response:
+    async def _set_mode(self, call: Call) -> web.Response:
         """Set the gate on or off, with a first administrator: all or nothing."""
-        body = await read_body(request, ModeBody)
-        gate, by = self._gate, principal_of(request)
+        body = await read_body(call, ModeBody)
+        gate, by = self._gate, call.principal
         issued = await self._issue(body.issue)
         while True:
             version = gate.table.version
@@ -187,19 +186,19 @@ class AccessRoutes:
                 continue
             return answer(self._state() | {"secrets": _secrets(issued)})
 
-    async def _apply(self, request: web.Request) -> web.Response:
-        body = await read_body(request, FileBody)
+    async def _apply(self, call: Call) -> web.Response:
+        body = await read_body(call, FileBody)
         return answer(
-            {"version": await self._gate.apply_file(body.text, body.path, principal_of(request), version=body.version)}
+            {"version": await self._gate.apply_file(body.text, body.path, call.principal, version=body.version)}
         )
 
     # -- principals --------------------------------------------------------------------------------------------------
 
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list(self, call: Call) -> web.Response:
         return answer({"principals": [self._describe(one.name) for one, _ in self._gate.table.principals()]})
 
-    async def _show_one(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+    async def _show_one(self, call: Call) -> web.Response:
+        name = call.path_values["name"]
         if self._gate.table.principal(name) is None:
             raise UnknownPrincipalError(f"there is no principal {name!r}")
         whos = {name, "*", *(f"role:{role}" for role in self._describe(name)["roles"])}
@@ -234,8 +233,8 @@ class AccessRoutes:
             raise ImportedPrincipalError(f"principal {name!r} comes from the {self._gate.table.origin(name)}")
         return principal
 
-    async def _add(self, request: web.Request) -> web.Response:
-        body = await read_body(request, PrincipalBody)
+    async def _add(self, call: Call) -> web.Response:
+        body = await read_body(call, PrincipalBody)
         check_name(body.name)
         issued = await self._issue(body.issue)
 
@@ -247,12 +246,12 @@ class AccessRoutes:
                 body.name, body.roles or (), credentials, body.quotas, root=_root(body.root, msgspec.UNSET)
             )
 
-        await self._put(request, body.version, make)
+        await self._put(call, body.version, make)
         return answer(self._describe(body.name) | {"secrets": _secrets(issued)}, status=201)
 
-    async def _alter(self, request: web.Request) -> web.Response:
+    async def _alter(self, call: Call) -> web.Response:
         """Replace roles, quotas or root of a principal, and add or remove credentials."""
-        body, name = await read_body(request, PrincipalBody), request.match_info["name"]
+        body, name = await read_body(call, PrincipalBody), call.path_values["name"]
         issued = await self._issue(body.issue)
 
         def make() -> Principal:
@@ -266,11 +265,11 @@ class AccessRoutes:
             quotas = known.quotas if body.quotas is msgspec.UNSET else body.quotas
             return Principal(name, roles, credentials, quotas, root=_root(body.root, known.root))
 
-        await self._put(request, body.version, make)
+        await self._put(call, body.version, make)
         return answer(self._describe(name) | {"secrets": _secrets(issued)})
 
-    async def _replace_credentials(self, request: web.Request) -> web.Response:
-        body, name = await read_body(request, CredentialsBody), request.match_info["name"]
+    async def _replace_credentials(self, call: Call) -> web.Response:
+        body, name = await read_body(call, CredentialsBody), call.path_values["name"]
         issued = await self._issue(body.issue)
         given = (*self._dated(body.credentials), *_credentials(issued))
         if any(one.kind != body.kind for one in given):
@@ -281,15 +280,15 @@ class AccessRoutes:
             kept = tuple(one for one in known.credentials if one.kind != body.kind)
             return msgspec.structs.replace(known, credentials=(*kept, *given))
 
-        await self._put(request, body.version, make)
+        await self._put(call, body.version, make)
         return answer(self._describe(name) | {"secrets": _secrets(issued)})
 
-    async def _put(self, request: web.Request, version: int | None, make: Callable[[], Principal]) -> None:
+    async def _put(self, call: Call, version: int | None, make: Callable[[], Principal]) -> None:
         """Replace a principal by what `make` returns, which is called again if the table changes meanwhile."""
         while True:
             found = self._gate.table.version
             try:
-                await self._gate.put([make()], principal_of(request), version=found if version is None else version)
+                await self._gate.put([make()], call.principal, version=found if version is None else version)
             except AccessConflictError:
                 if version is not None:
                     raise
@@ -299,9 +298,9 @@ class AccessRoutes:
     async def _issue(self, wishes: Sequence[Wish]) -> list[Issued]:
         return [await self._proofs.issue(wish) for wish in wishes]
 
-    async def _remove(self, request: web.Request) -> web.Response:
-        known = self._kept(request.match_info["name"])
-        await self._gate.remove([known], principal_of(request))
+    async def _remove(self, call: Call) -> web.Response:
+        known = self._kept(call.path_values["name"])
+        await self._gate.remove([known], call.principal)
         return answer({"removed": known.name})
 
     def _dated(self, credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
@@ -310,14 +309,14 @@ class AccessRoutes:
 
     # -- audit -------------------------------------------------------------------------------------------------------
 
-    async def _audit(self, request: web.Request) -> web.Response:
+    async def _audit(self, call: Call) -> web.Response:
         """Return the newest records, oldest first.
 
         `id` chooses one refusal, `principal` and `kind` those of one principal or kind, `offset` those from there on.
         """
-        count = min(read_number(request, "count", 1) or AUDIT_COUNT, AUDIT_COUNT_MAX)
-        wanted, principal, kind = (request.query.get(name) for name in ("id", "principal", "kind"))
-        after = read_number(request, "offset")
+        count = min(read_number(call, "count", 1) or AUDIT_COUNT, AUDIT_COUNT_MAX)
+        wanted, principal, kind = (call.query.get(name) for name in ("id", "principal", "kind"))
+        after = read_number(call, "offset")
         written = self._gate.audit.flush()
         if written is not None:
             await written.wait()
@@ -354,9 +353,9 @@ def _root(root: str | msgspec.UnsetType | None, known: str | msgspec.UnsetType) 
 def _for(subject: str, handler: Handler) -> Handler:
     """Return a handler for those who may administer the subject."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        check_admin(request, subject)
-        return await handler(request)
+    async def handle(call: Call) -> Answer:
+        check_admin(call, subject)
+        return await handler(call)
 
     return handle
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from babelbus.core.access import AccessRefusedError, InvalidAccessError
+from babelbus.core.access import AccessRefusedError, Identity, InvalidAccessError
 from babelbus.core.access.gate import AccessConflictError
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.groups import (
@@ -45,11 +45,14 @@ from babelbus.core.topic import UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
-from babelbus.web.callers import told
+from babelbus.web.callers import caller_of
+from babelbus.web.calls import BODY_BYTES_MAX, SAFE_HEADERS, Call, Lines
 from babelbus.web.errors import (
+    ClientExistsError,
     ImportedPrincipalError,
     InvalidEventError,
     TooManyPipelinesError,
+    UnknownClientError,
     UnknownConsumerError,
     UnknownPrincipalError,
     UnknownResponderError,
@@ -58,12 +61,8 @@ from babelbus.web.errors import (
 log = logging.getLogger(__name__)
 
 LINES_AT_ONCE = 1_000
-LINES_TYPE = "application/x-ndjson"
-SAFE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-"""No cache keeps an answer, and no browser takes it for anything else."""
-
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # The first line that fits decides: HTTP status, and the code that a program looks at.
 ERRORS: list[tuple[type[BabelbusError], int, str]] = [
@@ -104,6 +103,8 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (AccessConflictError, 409, "access_conflict"),
     (UnknownPrincipalError, 404, "unknown_principal"),
     (ImportedPrincipalError, 409, "imported_principal"),
+    (ClientExistsError, 409, "client_exists"),
+    (UnknownClientError, 404, "unknown_client"),
     (InvalidAccessError, 400, "invalid_access"),
     (InvalidProofError, 400, "invalid_credential"),
     (CredentialError, 400, "invalid_credential"),
@@ -130,60 +131,56 @@ TOLD_HEADERS = (hdrs.ALLOW, hdrs.RETRY_AFTER, hdrs.WWW_AUTHENTICATE)
 
 
 @web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: HttpHandler) -> web.StreamResponse:
     """Answer every failure as {"error": text, "code": word}; an unforeseen failure is logged and not shown."""
     try:
         return await handler(request)
-    except web.HTTPException as error:
+    except ConnectionError as error:
+        # Not raised again: aiohttp would log a traceback. It fails to write this response too, and ends in silence.
+        log.debug("%s %s: the client disconnected: %s", request.method, request.path, error)
+        return web.Response(status=500)
+    except Exception as error:
+        return answer_of(error, f"{request.method} {request.path}", caller_of(request))
+
+
+def answer_of(error: Exception, request: str, caller: Identity | None) -> web.Response:
+    """Return the answer to a request that failed, with the names as the caller knows them."""
+    if isinstance(error, web.HTTPException):
         headers = {name: value for name, value in error.headers.items() if name in TOLD_HEADERS}
         text = error.text if error.status in TOLD_STATUSES else error.reason
         reply = answer({"error": text, "code": CODES.get(error.status, "failed")}, status=error.status, headers=headers)
         if error.status == 429:
             reply.force_close()
         return reply
-    except BabelbusError as error:
+    if isinstance(error, BabelbusError):
         status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
         more = {"offset": error.offset, "time_ms": error.time_ms} if isinstance(error, HistoryGoneError) else {}
-        return answer({"error": told(request, error), "code": code, **more}, status=status)
-    except ConnectionError as error:
-        # Not raised again: aiohttp would log a traceback. It fails to write this response too, and ends in silence.
-        log.debug("%s %s: the client disconnected: %s", request.method, request.path, error)
-        return web.Response(status=500)
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        return answer({"error": "the server failed; its log says more", "code": "internal"}, status=500)
+        told = str(error) if caller is None else caller.relative_text(str(error))
+        return answer({"error": told, "code": code, **more}, status=status)
+    log.error("%s failed", request, exc_info=error)
+    return answer({"error": "the server failed; its log says more", "code": "internal"}, status=500)
 
 
-async def read_body(request: web.Request, type_: type[T], bytes_max: int | None = None) -> T:
+async def read_body(call: Call, type_: type[T], bytes_max: int = BODY_BYTES_MAX) -> T:
     """Read a JSON body of this type, one mebibyte at most by default; the error of a wrong body names the key."""
-    content = await request.read() if bytes_max is None else await read_bytes(request, bytes_max)
+    content = await call.read(bytes_max)
     try:
         return msgspec.json.decode(content, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise web.HTTPBadRequest(text=f"the body is wrong: {error}") from error
 
 
-async def read_bytes(request: web.Request, bytes_max: int) -> bytes:
-    """Read a body; a longer body is refused before all of it has arrived."""
-    content = bytearray()
-    async for chunk in request.content.iter_any():
-        content += chunk
-        if len(content) > bytes_max:
-            raise web.HTTPRequestEntityTooLarge(bytes_max, len(content))
-    return bytes(content)
-
-
-def read_text(request: web.Request, name: str) -> str:
+def read_text(call: Call, name: str) -> str:
     """Read a mandatory parameter of the query."""
     try:
-        return request.query[name]
+        return call.query[name]
     except KeyError:
         raise web.HTTPBadRequest(text=f"the query has no {name}") from None
 
 
-def read_number(request: web.Request, name: str, minimum: int = 0) -> int | None:
+def read_number(call: Call, name: str, minimum: int = 0) -> int | None:
     """Read an optional whole number of the query."""
-    text = request.query.get(name)
+    text = call.query.get(name)
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or not minimum <= int(text[:20]) < 2**63:
@@ -191,9 +188,9 @@ def read_number(request: web.Request, name: str, minimum: int = 0) -> int | None
     return int(text)
 
 
-def read_moment(request: web.Request) -> AsOf | None:
+def read_moment(call: Call) -> AsOf | None:
     """Read `as_of_offset` or `as_of_time` (ms since 1970); neither is now."""
-    offset, time_ms = read_number(request, "as_of_offset"), read_number(request, "as_of_time")
+    offset, time_ms = read_number(call, "as_of_offset"), read_number(call, "as_of_time")
     if offset is None and time_ms is None:
         return None
     try:
@@ -212,14 +209,7 @@ def answer(body: object, *, status: int = 200, headers: dict[str, str] | None = 
     )
 
 
-async def begin_lines(request: web.Request) -> web.StreamResponse:
-    """Begin an answer of JSON lines."""
-    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: LINES_TYPE} | SAFE_HEADERS)
-    await response.prepare(request)
-    return response
-
-
-async def write_lines(response: web.StreamResponse, lines: Iterable[bytes]) -> None:
+async def write_lines(response: Lines, lines: Iterable[bytes]) -> None:
     """Write lines as fast as the reader takes them; other tasks run in between.
 
     Raises:

@@ -18,11 +18,11 @@ from aiohttp import hdrs, web
 from babelbus.clock import Clock
 from babelbus.core.access import Action, Identity, check_may
 from babelbus.core.access.gate import Gate
-from babelbus.errors import BabelbusError
 from babelbus.identities.credential import Credential
 from babelbus.identities.directory import names_of
 from babelbus.identities.errors import CredentialError, TooManyProofsError
 from babelbus.identities.proofs import Proofs
+from babelbus.web.calls import Call
 
 PROTOCOL: Final = "admin"
 ADMIN: Final = Identity(PROTOCOL, PROTOCOL, None)
@@ -54,36 +54,35 @@ _CALLER: Final = web.RequestKey("caller", Caller)
 
 
 def principal_of(request: web.Request) -> Identity:
-    """Return who asks."""
+    """Return who asks over HTTP."""
     return request[_CALLER].identity
 
 
-def topic_of(request: web.Request, place: str = "name") -> str:
-    """Return the topic that a request names in its path."""
-    return principal_of(request).absolute(request.match_info[place])
-
-
-def told(request: web.Request, error: BabelbusError) -> str:
-    """Return the text of an error with the names as the caller knows them."""
+def caller_of(request: web.Request) -> Identity | None:
+    """Return who asks over HTTP, `None` before it is known."""
     caller = request.get(_CALLER)
-    return str(error) if caller is None else caller.identity.relative_text(str(error))
+    return None if caller is None else caller.identity
 
 
-def check_admin(request: web.Request, subject: str = SERVER_SUBJECT) -> Identity:
+def topic_of(call: Call, place: str = "name") -> str:
+    """Return the topic that a request names in its path."""
+    return call.principal.absolute(call.path_values[place])
+
+
+def check_admin(call: Call, subject: str = SERVER_SUBJECT) -> Identity:
     """Return who asks, who may administer.
 
     Raises:
         AccessRefusedError: the caller may not.
     """
-    principal = principal_of(request)
-    check_may(principal, Action.ADMIN, subject)
-    return principal
+    check_may(call.principal, Action.ADMIN, subject)
+    return call.principal
 
 
-def is_caller(request: web.Request, other: Identity) -> bool:
+def is_caller(call: Call, other: Identity) -> bool:
     """Return whether the caller may act for another one: it is the same principal, or the built-in administrator."""
-    principal = principal_of(request)
-    return principal.rights is None or principal.name == other.name
+    principal = call.principal
+    return principal.rights is None or (principal.name, principal.source) == (other.name, other.source)
 
 
 class Callers:

@@ -29,8 +29,9 @@ from babelbus.errors import BabelbusError
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.record import Record
 from babelbus.units import MIB
-from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number
-from babelbus.web.callers import is_caller, principal_of
+from babelbus.web.answers import answer, read_body, read_number
+from babelbus.web.callers import is_caller
+from babelbus.web.calls import Answer, Call, Lines, Route
 from babelbus.web.errors import UnknownConsumerError
 from babelbus.web.groups import check_sees, names
 from babelbus.web.lines import IDLE, Answered, ConsumeLine, ConsumerHead, DeliveryLine
@@ -216,7 +217,7 @@ class ConsumerRoutes:
         self._consumers: dict[str, Consumer] = {}
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         return (
             ("GET", "/api/topics/{topic}/groups/{group}/consume", self._consume),
@@ -225,20 +226,20 @@ class ConsumerRoutes:
             ("POST", "/api/consumers/{id}/leave", self._leave),
         )
 
-    async def _consume(self, request: web.Request) -> web.StreamResponse:
+    async def _consume(self, call: Call) -> Answer:
         """Deliver records while the answer is open; `idle_ms` without a record ends the answer."""
-        window = min(read_number(request, "window", 1) or WINDOW, WINDOW_MAX)
-        count_max, idle_ms = read_number(request, "max", 1), read_number(request, "idle_ms", 1)
+        window = min(read_number(call, "window", 1) or WINDOW, WINDOW_MAX)
+        count_max, idle_ms = read_number(call, "max", 1), read_number(call, "idle_ms", 1)
         if len(self._consumers) >= CONSUMERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{CONSUMERS_MAX} consumers are open already, which is the limit")
-        topic, group_name = names(request)
-        principal = principal_of(request)
+        topic, group_name = names(call)
+        principal = call.principal
         check_sees(self._broker, principal, topic)
         group = self._groups.get(topic, group_name)
         consumer, name = Consumer(group, window, count_max, principal), secrets.token_hex(16)
         self._consumers[name] = consumer
         try:
-            response = await begin_lines(request)
+            response = await call.begin_lines()
             await _write(response, ConsumerHead(name, group.settings.ack, group.settings.ack_seconds, group.paused))
             consumer.member.resume()
             await _pass_on(consumer, response, None if idle_ms is None else idle_ms / 1000)
@@ -247,27 +248,27 @@ class ConsumerRoutes:
             consumer.member.leave(lost=True)  # unless it has left, or was idle, which holds nothing
             del self._consumers[name]
 
-    async def _ack(self, request: web.Request) -> web.Response:
-        consumer = self._consumer(request)
-        return answer(consumer.ack((await read_body(request, AckBody)).numbers))
+    async def _ack(self, call: Call) -> web.Response:
+        consumer = self._consumer(call)
+        return answer(consumer.ack((await read_body(call, AckBody)).numbers))
 
-    async def _nack(self, request: web.Request) -> web.Response:
-        consumer = self._consumer(request)
-        return answer(consumer.nack(await read_body(request, NackBody)))
+    async def _nack(self, call: Call) -> web.Response:
+        consumer = self._consumer(call)
+        return answer(consumer.nack(await read_body(call, NackBody)))
 
-    async def _leave(self, request: web.Request) -> web.Response:
-        consumer = self._consumer(request)
-        await read_body(request, LeaveBody)
+    async def _leave(self, call: Call) -> web.Response:
+        consumer = self._consumer(call)
+        await read_body(call, LeaveBody)
         return answer(consumer.leave())
 
-    def _consumer(self, request: web.Request) -> Consumer:
-        found = self._consumers.get(request.match_info["id"])
-        if found is None or not is_caller(request, found.principal):
+    def _consumer(self, call: Call) -> Consumer:
+        found = self._consumers.get(call.path_values["id"])
+        if found is None or not is_caller(call, found.principal):
             raise UnknownConsumerError("this consumer is not connected any more; its records go to other members")
         return found
 
 
-async def _pass_on(consumer: Consumer, response: web.StreamResponse, idle_seconds: float | None) -> None:
+async def _pass_on(consumer: Consumer, response: Lines, idle_seconds: float | None) -> None:
     """Write deliveries until the group or the idle time ends."""
     loop = asyncio.get_running_loop()
     spoken = loop.time()
@@ -290,5 +291,5 @@ async def _pass_on(consumer: Consumer, response: web.StreamResponse, idle_second
             await response.write(b"\n")
 
 
-async def _write(response: web.StreamResponse, line: Any) -> None:
+async def _write(response: Lines, line: Any) -> None:
     await response.write(encode(line) + b"\n")

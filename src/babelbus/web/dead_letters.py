@@ -11,8 +11,8 @@ from babelbus.core.groups import OURS, DeadLetterTopicInfo, DeadLetterTopics, le
 from babelbus.core.groups import Letter as StoredLetter
 from babelbus.core.rooted import relative_record
 from babelbus.records.record import Record
-from babelbus.web.answers import Handler, answer, read_body, read_number
-from babelbus.web.callers import principal_of
+from babelbus.web.answers import answer, read_body, read_number
+from babelbus.web.calls import Call, Route
 from babelbus.web.groups import check_sees, may_see
 from babelbus.web.lines import LetterLine, LetterOrigin, Letters
 from babelbus.web.record_lines import line_of
@@ -43,7 +43,7 @@ class DeadLetterRoutes:
         self._topics = DeadLetterTopics(broker, broker.groups)
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         return (
             ("GET", "/api/dead-letters", self._list),
@@ -53,47 +53,47 @@ class DeadLetterRoutes:
             ("POST", "/api/dead-letters/{name}/purge", self._purge),
         )
 
-    async def _list(self, request: web.Request) -> web.Response:
-        principal = principal_of(request)
+    async def _list(self, call: Call) -> web.Response:
+        principal = call.principal
         found = [one for one in self._topics.all() if may_see(self._broker, principal, one.topic)]
         return answer({"dead_letters": [_shown(one, principal) for one in found]})
 
-    def _name(self, request: web.Request) -> str:
+    def _name(self, call: Call) -> str:
         """Return the topic of dead letters, or the group that sends there, which a request means."""
-        name, root = request.match_info["name"], principal_of(request).root
+        name, root = call.path_values["name"], call.principal.root
         if root is None:
             return name
         topic = root.absolute(name)  # a name of a group could mean a group of others
         return topic if self._broker.has_topic(topic) else root.absolute(letters_of(name))
 
-    async def _show(self, request: web.Request) -> web.Response:
-        found, principal = self._topics.info(self._name(request)), principal_of(request)
+    async def _show(self, call: Call) -> web.Response:
+        found, principal = self._topics.info(self._name(call)), call.principal
         check_sees(self._broker, principal, found.topic)
         return answer(_shown(found, principal))
 
-    async def _letters(self, request: web.Request) -> web.Response:
-        partition = request.match_info["partition"]
+    async def _letters(self, call: Call) -> web.Response:
+        partition = call.path_values["partition"]
         if not partition.isascii() or not partition.isdigit() or len(partition) > 9:
             raise web.HTTPNotFound
-        count = min(read_number(request, "max", 1) or COUNT, COUNT_MAX)
-        offset = read_number(request, "offset") or 0
-        name, principal = self._name(request), principal_of(request)
+        count = min(read_number(call, "max", 1) or COUNT, COUNT_MAX)
+        offset = read_number(call, "offset") or 0
+        name, principal = self._name(call), call.principal
         found = await self._topics.read(name, int(partition), offset, count, principal)
         more = found[-1].record.offset + 1 if len(found) == count else None
         return answer(Letters([_line(letter, principal) for letter in found], more))
 
-    async def _replay(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, ReplayBody)
+    async def _replay(self, call: Call) -> web.Response:
+        wanted = await read_body(call, ReplayBody)
         if wanted.max is not None and wanted.max < 1:
             raise web.HTTPBadRequest(text="max is at least 1")
-        name, principal = self._name(request), principal_of(request)
+        name, principal = self._name(call), call.principal
         done = await self._topics.replay(name, count_max=wanted.max, places=wanted.places, principal=principal)
         failures = [msgspec.structs.replace(one, reason=principal.relative_text(one.reason)) for one in done.failures]
         return answer(msgspec.structs.replace(done, topic=principal.relative(done.topic), failures=failures))
 
-    async def _purge(self, request: web.Request) -> web.Response:
-        wanted = await read_body(request, PurgeBody)
-        name, principal = self._name(request), principal_of(request)
+    async def _purge(self, call: Call) -> web.Response:
+        wanted = await read_body(call, PurgeBody)
+        name, principal = self._name(call), call.principal
         check_sees(self._broker, principal, self._topics.info(name).topic)
         return answer(_shown(await self._topics.purge(name, everything=wanted.all, principal=principal), principal))
 

@@ -25,3 +25,11 @@ class UnknownPrincipalError(BabelbusError):
 
 class ImportedPrincipalError(BabelbusError):
     """The principal comes from a file, and is changed there."""
+
+
+class ClientExistsError(BabelbusError):
+    """Another client has this name or this certificate."""
+
+
+class UnknownClientError(BabelbusError):
+    """The list of clients has no such fingerprint."""

@@ -11,8 +11,9 @@ from babelbus.core.broker import Broker
 from babelbus.core.groups import Group, GroupInfo, Groups, Place
 from babelbus.core.settings import change_settings
 from babelbus.core.topic import RESERVED_PREFIX
-from babelbus.web.answers import Handler, answer, read_body
-from babelbus.web.callers import principal_of, topic_of
+from babelbus.web.answers import answer, read_body
+from babelbus.web.callers import topic_of
+from babelbus.web.calls import Call, Route
 
 
 class PlaceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class GroupRoutes:
         self._groups = broker.groups
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         one = "/api/topics/{topic}/groups/{group}"
         return (
@@ -66,17 +67,17 @@ class GroupRoutes:
             ("POST", f"{one}/resume", self._resume),
         )
 
-    async def _list(self, request: web.Request) -> web.Response:
-        groups, topic = self._groups, request.query.get("topic")
-        principal = principal_of(request)
+    async def _list(self, call: Call) -> web.Response:
+        groups, topic = self._groups, call.query.get("topic")
+        principal = call.principal
         found = groups.all() if topic is None else groups.on_topic(principal.absolute(topic))
         seen = [group for group in found if may_see(self._broker, principal, group.topic.name)]
         return answer({"groups": [_shown(group, principal) for group in seen]})
 
-    async def _create(self, request: web.Request) -> web.Response:
+    async def _create(self, call: Call) -> web.Response:
         """Create a group: 201 for a new group, 200 for an existing one."""
-        wanted = await read_body(request, CreateGroup)
-        groups, principal = self._groups, principal_of(request)
+        wanted = await read_body(call, CreateGroup)
+        groups, principal = self._groups, call.principal
         topic = principal.absolute(wanted.topic)
         self._broker.check_topic(principal, Action.CONSUME, topic)
         found = groups.find(topic, wanted.name) if wanted.ensure else None
@@ -88,48 +89,48 @@ class GroupRoutes:
         await made.saved.wait()
         return answer(_shown(made, principal), status=201)
 
-    async def _show(self, request: web.Request) -> web.Response:
-        return answer(_shown(self._group(request), principal_of(request)))
+    async def _show(self, call: Call) -> web.Response:
+        return answer(_shown(self._group(call), call.principal))
 
-    async def _alter(self, request: web.Request) -> web.Response:
-        changes = await read_body(request, dict[str, Any])
-        topic, name = names(request)
-        principal = principal_of(request)
+    async def _alter(self, call: Call) -> web.Response:
+        changes = await read_body(call, dict[str, Any])
+        topic, name = names(call)
+        principal = call.principal
         group = self._groups.alter(topic, name, _absolute(changes, principal), principal)
         await group.saved.wait()
         return answer(_shown(group, principal))
 
-    async def _remove(self, request: web.Request) -> web.Response:
-        topic, name = names(request)
-        await self._groups.remove(topic, name, principal_of(request)).wait()
-        return answer({"removed": name, "topic": principal_of(request).relative(topic)})
+    async def _remove(self, call: Call) -> web.Response:
+        topic, name = names(call)
+        await self._groups.remove(topic, name, call.principal).wait()
+        return answer({"removed": name, "topic": call.principal.relative(topic)})
 
-    async def _seek(self, request: web.Request) -> web.Response:
+    async def _seek(self, call: Call) -> web.Response:
         """Move the cursor; the answer follows once the new cursor is durable."""
-        body, groups = await read_body(request, PlaceBody), self._groups
-        group = self._group(request)
-        group.seek(await body.place(groups, group.topic.name), principal_of(request))
+        body, groups = await read_body(call, PlaceBody), self._groups
+        group = self._group(call)
+        group.seek(await body.place(groups, group.topic.name), call.principal)
         await groups.commit()
-        return answer(_shown(group, principal_of(request)))
+        return answer(_shown(group, call.principal))
 
-    async def _pause(self, request: web.Request) -> web.Response:
-        return await self._set_paused(request, paused=True)
+    async def _pause(self, call: Call) -> web.Response:
+        return await self._set_paused(call, paused=True)
 
-    async def _resume(self, request: web.Request) -> web.Response:
-        return await self._set_paused(request, paused=False)
+    async def _resume(self, call: Call) -> web.Response:
+        return await self._set_paused(call, paused=False)
 
-    async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
-        group = self._group(request)
+    async def _set_paused(self, call: Call, *, paused: bool) -> web.Response:
+        group = self._group(call)
         if paused:
-            group.pause(principal_of(request))
+            group.pause(call.principal)
         else:
-            group.resume(principal_of(request))
+            group.resume(call.principal)
         await self._groups.commit()
-        return answer(_shown(group, principal_of(request)))
+        return answer(_shown(group, call.principal))
 
-    def _group(self, request: web.Request) -> Group:
-        topic, name = names(request)
-        check_sees(self._broker, principal_of(request), topic)
+    def _group(self, call: Call) -> Group:
+        topic, name = names(call)
+        check_sees(self._broker, call.principal, topic)
         return self._groups.get(topic, name)
 
 
@@ -166,6 +167,6 @@ def check_sees(broker: Broker, principal: Identity, topic: str) -> None:
         raise refusal(principal, Action.READ, topic)
 
 
-def names(request: web.Request) -> tuple[str, str]:
+def names(call: Call) -> tuple[str, str]:
     """Return topic and group of a request's path."""
-    return topic_of(request, "topic"), request.match_info["group"]
+    return topic_of(call, "topic"), call.path_values["group"]

@@ -18,7 +18,7 @@ from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Arrival, Door, Place, name_of
 from babelbus.metrics import Metrics
-from babelbus.web.answers import Handler
+from babelbus.web.answers import HttpHandler
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ConnectionLimits:
         self._guests.pop(guest.transport, None)
 
     @web.middleware
-    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(self, request: web.Request, handler: HttpHandler) -> web.StreamResponse:
         """Keep the connection open: the head of a request has come."""
         guest = None if request.transport is None else self._guests.pop(request.transport, None)
         if guest is not None:

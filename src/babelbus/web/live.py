@@ -22,8 +22,9 @@ from babelbus.metrics import Metrics
 from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.record import Headers
 from babelbus.units import MIB
-from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_text, write_lines
-from babelbus.web.callers import PROTOCOL, principal_of
+from babelbus.web.answers import answer, read_body, read_text, write_lines
+from babelbus.web.callers import PROTOCOL
+from babelbus.web.calls import Answer, Call, Lines, Route
 from babelbus.web.errors import InvalidEventError
 from babelbus.web.feed import Feed
 from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
@@ -105,7 +106,7 @@ class LiveRoutes:
         self._feeds: set[Feed] = set()
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         return (
             ("GET", "/api/listen", self._listen),
@@ -118,9 +119,9 @@ class LiveRoutes:
         for feed in self._feeds:
             feed.close()
 
-    async def _listen(self, request: web.Request) -> web.StreamResponse:
-        principal = principal_of(request)
-        pattern, root = principal.absolute(read_text(request, "pattern")), principal.root
+    async def _listen(self, call: Call) -> Answer:
+        principal = call.principal
+        pattern, root = principal.absolute(read_text(call, "pattern")), principal.root
 
         def hear(feed: Feed, events: Sequence[Event]) -> None:
             shown = events if root is None else [relative_event(one, root) for one in events]
@@ -135,12 +136,12 @@ class LiveRoutes:
             )
             return iter(()), lambda: self._broker.unsubscribe(subscription)
 
-        return await self._follow(request, begin)
+        return await self._follow(call, begin)
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, call: Call) -> Answer:
         """Answer with the present values as lines of `StateLine`, if not `new_only`, then with changes."""
-        pattern, new_only = read_text(request, "pattern"), "new_only" in request.query
-        editor = self._editor_of(principal_of(request))
+        pattern, new_only = read_text(call, "pattern"), "new_only" in call.query
+        editor = self._editor_of(call.principal)
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             entries, stop = editor.watch(
@@ -148,11 +149,9 @@ class LiveRoutes:
             )
             return encode_entries([] if new_only else entries), stop
 
-        return await self._follow(request, begin)
+        return await self._follow(call, begin)
 
-    async def _follow(
-        self, request: web.Request, begin: Callable[[Feed], tuple[Iterator[bytes], Stop]]
-    ) -> web.StreamResponse:
+    async def _follow(self, call: Call, begin: Callable[[Feed], tuple[Iterator[bytes], Stop]]) -> Answer:
         """Answer with the first lines, then with those of the feed, until either side ends the answer."""
         if len(self._feeds) >= FEEDS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{FEEDS_MAX} live answers are open already, which is the limit")
@@ -160,7 +159,7 @@ class LiveRoutes:
         first, stop = begin(feed)
         self._feeds.add(feed)
         try:
-            response = await begin_lines(request)
+            response = await call.begin_lines()
             await response.write(b"\n")  # tells the reader that the subscription has begun
             await write_lines(response, first)
             await self._pass_on(feed, response)
@@ -169,7 +168,7 @@ class LiveRoutes:
             stop()
             self._feeds.discard(feed)
 
-    async def _pass_on(self, feed: Feed, response: web.StreamResponse) -> None:
+    async def _pass_on(self, feed: Feed, response: Lines) -> None:
         while True:
             lines, dropped = await feed.take(HEARTBEAT_SECONDS)
             if not lines and feed.closed:
@@ -182,10 +181,10 @@ class LiveRoutes:
             if dropped:
                 await response.write(b'{"dropped":%d}\n' % dropped)
 
-    async def _send(self, request: web.Request) -> web.Response:
+    async def _send(self, call: Call) -> web.Response:
         """Publish an event; answered when it is as durable as its topic says."""
-        principal = principal_of(request)
-        event = event_of(await read_body(request, SendBody, BODY_BYTES_MAX), principal)
+        principal = call.principal
+        event = event_of(await read_body(call, SendBody, BODY_BYTES_MAX), principal)
         fault = size_fault(event.subject, self._broker.state.key_bytes_max)
         if fault is not None:
             raise InvalidEventError(f"the subject {event.subject[:80]!r}... {fault}")

@@ -7,7 +7,7 @@ from aiohttp import hdrs, web
 
 import babelbus
 from babelbus.config import AdminSettings
-from babelbus.web.answers import SAFE_HEADERS
+from babelbus.web.calls import SAFE_HEADERS
 from babelbus.wire.http import FileRefusedError, Files
 
 FILE_BYTES_MAX = 2**24

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from babelbus.clock import Clock
 from babelbus.core.access import Action, check_may
-from babelbus.web.answers import Handler, answer, read_body
-from babelbus.web.callers import principal_of
+from babelbus.web.answers import answer, read_body
+from babelbus.web.calls import Call, Route
 from babelbus.web.errors import TooManyPipelinesError
 
 LATE_SECONDS = 30.0
@@ -125,12 +125,12 @@ class PipelineRoutes:
         self._pipelines = pipelines
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         return (("PUT", "/api/pipelines/{name}", self._tell),)
 
-    async def _tell(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        check_may(principal_of(request), Action.PUBLISH, f"{SUBJECT}/{name}")
-        self._pipelines.tell(name, await read_body(request, PipelineReport))
+    async def _tell(self, call: Call) -> web.Response:
+        name = call.path_values["name"]
+        check_may(call.principal, Action.PUBLISH, f"{SUBJECT}/{name}")
+        self._pipelines.tell(name, await read_body(call, PipelineReport))
         return answer({"pipeline": name})

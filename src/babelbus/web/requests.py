@@ -28,8 +28,9 @@ from babelbus.core.router import Subscription
 from babelbus.core.state import size_fault
 from babelbus.core.subject import exactly
 from babelbus.units import MIB
-from babelbus.web.answers import Handler, answer, begin_lines, read_body, read_number, read_text
-from babelbus.web.callers import is_caller, principal_of
+from babelbus.web.answers import answer, read_body, read_number, read_text
+from babelbus.web.callers import is_caller
+from babelbus.web.calls import Answer, Call, Route
 from babelbus.web.errors import InvalidEventError, UnknownResponderError
 from babelbus.web.lines import QuestionLine, Replied, ReplyLine, ResponderHead, RespondLine
 from babelbus.web.live import BODY_BYTES_MAX, SendBody, check_subject, event_of, signed
@@ -209,7 +210,7 @@ class RequestRoutes:
         self._responders: dict[str, tuple[_Responder, _Pool]] = {}
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         return (
             ("POST", "/api/request", self._request),
@@ -222,10 +223,10 @@ class RequestRoutes:
         for responder, _ in self._responders.values():
             responder.close("the server stops")
 
-    async def _request(self, request: web.Request) -> web.Response:
+    async def _request(self, call: Call) -> web.Response:
         """Send a request, and wait for its reply."""
-        body = await read_body(request, RequestBody, BODY_BYTES_MAX)
-        principal = principal_of(request)
+        body = await read_body(call, RequestBody, BODY_BYTES_MAX)
+        principal = call.principal
         event = event_of(body, principal)
         self._check_size(event.subject)
         if event.key is not None:
@@ -239,13 +240,13 @@ class RequestRoutes:
         assert reply is not None
         return answer(ReplyLine(**content_of(reply.payload, reply.headers)))
 
-    async def _respond(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, call: Call) -> Answer:
         """Deliver questions while the answer is open."""
-        subject, group = read_text(request, "subject"), request.query.get("group", GROUP)
-        window = min(read_number(request, "window", 1) or 1, WINDOW_MAX)
-        count_max = read_number(request, "max", 1)
+        subject, group = read_text(call, "subject"), call.query.get("group", GROUP)
+        window = min(read_number(call, "window", 1) or 1, WINDOW_MAX)
+        count_max = read_number(call, "max", 1)
         check_subject(subject)
-        principal = principal_of(request)
+        principal = call.principal
         subject = principal.absolute(subject)
         self._check_size(subject)
         if len(self._responders) >= RESPONDERS_MAX:
@@ -255,7 +256,7 @@ class RequestRoutes:
         self._responders[name] = responder, pool
         try:
             pool.join(responder)
-            response = await begin_lines(request)
+            response = await call.begin_lines()
             await response.write(encode(ResponderHead(name)) + b"\n")
             while not responder.end:
                 line = await responder.take(self._clock, HEARTBEAT_SECONDS)
@@ -266,9 +267,9 @@ class RequestRoutes:
             if pool.leave(responder) and not any(other is pool for _, other in self._responders.values()):
                 del self._pools[subject, group]
 
-    async def _reply(self, request: web.Request) -> web.Response:
-        responder, pool = self._find(request)
-        body = await read_body(request, ReplyBody, BODY_BYTES_MAX)
+    async def _reply(self, call: Call) -> web.Response:
+        responder, pool = self._find(call)
+        body = await read_body(call, ReplyBody, BODY_BYTES_MAX)
         payload = body.payload.encode() if body.payload_base64 is None else body.payload_base64
         headers = signed(headers_of(body.headers, body.headers_base64 or None), responder.principal)
         question = responder.held.get(body.number)
@@ -282,9 +283,9 @@ class RequestRoutes:
         pool.settle(responder, body.number)
         return answer(Replied(delivered))
 
-    def _find(self, request: web.Request) -> tuple[_Responder, _Pool]:
-        found = self._responders.get(request.match_info["id"])
-        if found is None or not is_caller(request, found[0].principal):
+    def _find(self, call: Call) -> tuple[_Responder, _Pool]:
+        found = self._responders.get(call.path_values["id"])
+        if found is None or not is_caller(call, found[0].principal):
             raise UnknownResponderError("this responder is not connected any more; its questions go to others")
         return found
 

@@ -8,18 +8,8 @@ from aiohttp import web
 from babelbus.core.access import Identity
 from babelbus.core.state import REVISIONS_MAX, Entry, StateEditor
 from babelbus.units import MIB
-from babelbus.web.answers import (
-    Handler,
-    answer,
-    begin_lines,
-    read_body,
-    read_bytes,
-    read_moment,
-    read_number,
-    read_text,
-    write_lines,
-)
-from babelbus.web.callers import principal_of
+from babelbus.web.answers import answer, read_body, read_moment, read_number, read_text, write_lines
+from babelbus.web.calls import Answer, Call, Route
 
 EditorOf = Callable[[Identity], StateEditor]
 """Builds the state as a principal may see and change it."""
@@ -61,11 +51,11 @@ class StateRoutes:
     def __init__(self, editor_of: EditorOf) -> None:
         self._editor_of = editor_of
 
-    def _state(self, request: web.Request) -> StateEditor:
-        return self._editor_of(principal_of(request))
+    def _state(self, call: Call) -> StateEditor:
+        return self._editor_of(call.principal)
 
     @property
-    def routes(self) -> Sequence[tuple[str, str, Handler]]:
+    def routes(self) -> Sequence[Route]:
         """Method, path, and who answers. Keys are in the query: no rule for paths can touch them there."""
         return (
             ("GET", "/api/state/value", self._get),
@@ -78,14 +68,14 @@ class StateRoutes:
             ("GET", "/api/state/revisions", self._revisions),
         )
 
-    async def _get(self, request: web.Request) -> web.Response:
-        return answer(line_of(await self._state(request).get(read_text(request, "key"), read_moment(request))))
+    async def _get(self, call: Call) -> web.Response:
+        return answer(line_of(await self._state(call).get(read_text(call, "key"), read_moment(call))))
 
-    async def _set(self, request: web.Request) -> web.Response:
+    async def _set(self, call: Call) -> web.Response:
         """Set a key to the body; `version` in the query makes it a compare-and-set, 0 if the key must not exist."""
-        key, version = read_text(request, "key"), read_number(request, "version")
-        value = await read_bytes(request, VALUE_BYTES_MAX)
-        state = self._state(request)
+        key, version = read_text(call, "key"), read_number(call, "version")
+        value = await call.read(VALUE_BYTES_MAX)
+        state = self._state(call)
         if version is None:
             state.set(key, value)
         else:
@@ -93,36 +83,36 @@ class StateRoutes:
         await state.commit().wait()
         return answer({"key": key, "version": version or 0})
 
-    async def _delete(self, request: web.Request) -> web.Response:
-        state = self._state(request)
-        deleted = state.delete(read_text(request, "key"))
+    async def _delete(self, call: Call) -> web.Response:
+        state = self._state(call)
+        deleted = state.delete(read_text(call, "key"))
         await state.commit().wait()
         return answer(line_of(deleted))
 
-    async def _match(self, request: web.Request) -> web.StreamResponse:
-        pattern, moment = read_text(request, "pattern"), read_moment(request)
-        return await _stream(request, await self._state(request).match(pattern, moment))
+    async def _match(self, call: Call) -> Answer:
+        pattern, moment = read_text(call, "pattern"), read_moment(call)
+        return await _stream(call, await self._state(call).match(pattern, moment))
 
-    async def _put_all(self, request: web.Request) -> web.Response:
-        body = await read_body(request, PutBody, VALUE_BYTES_MAX)
-        state = self._state(request)
+    async def _put_all(self, call: Call) -> web.Response:
+        body = await read_body(call, PutBody, VALUE_BYTES_MAX)
+        state = self._state(call)
         state.put_all([(one.key, bytes(one.value), one.version) for one in body.values])
         await state.commit().wait()
         return answer({"stored": len(body.values)})
 
-    async def _delete_matching(self, request: web.Request) -> web.Response:
-        state = self._state(request)
-        deleted = state.delete_matching(read_text(request, "pattern"))
+    async def _delete_matching(self, call: Call) -> web.Response:
+        state = self._state(call)
+        deleted = state.delete_matching(read_text(call, "pattern"))
         await state.commit().wait()
         return answer({"deleted": len(deleted)})
 
-    async def _tree(self, request: web.Request) -> web.StreamResponse:
-        return await _stream(request, await self._state(request).tree(read_moment(request)))
+    async def _tree(self, call: Call) -> Answer:
+        return await _stream(call, await self._state(call).tree(read_moment(call)))
 
-    async def _revisions(self, request: web.Request) -> web.Response:
-        key, before = read_text(request, "key"), read_number(request, "before")
-        count_max = read_number(request, "max", 1)
-        found, complete_from = await self._state(request).revisions(
+    async def _revisions(self, call: Call) -> web.Response:
+        key, before = read_text(call, "key"), read_number(call, "before")
+        count_max = read_number(call, "max", 1)
+        found, complete_from = await self._state(call).revisions(
             key, before, REVISIONS_MAX if count_max is None else count_max
         )
         lines = [
@@ -139,8 +129,8 @@ class StateRoutes:
         return answer({"key": key, "complete_from": complete_from, "revisions": lines})
 
 
-async def _stream(request: web.Request, entries: Sequence[Entry]) -> web.StreamResponse:
-    response = await begin_lines(request)
+async def _stream(call: Call, entries: Sequence[Entry]) -> Answer:
+    response = await call.begin_lines()
     await write_lines(response, encode_entries(entries))
     return response
 

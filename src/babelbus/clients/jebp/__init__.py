@@ -1,5 +1,6 @@
 """The client of jebp: publish, fetch, follow and transactions over one encrypted connection."""
 
+from babelbus.clients.jebp.admin import BlockingAdmin, admin_of
 from babelbus.clients.jebp.batching import Flushed, Position
 from babelbus.clients.jebp.blocking import (
     BlockingClient,
@@ -60,6 +61,7 @@ from babelbus.records.record import Headers, Record
 __all__ = [
     "BabelbusError",
     "BadArgumentError",
+    "BlockingAdmin",
     "BlockingClient",
     "BlockingConsumer",
     "BlockingLock",
@@ -134,4 +136,5 @@ __all__ = [
     "UnsupportedByServerError",
     "UntrustedServerError",
     "VersionConflictError",
+    "admin_of",
 ]

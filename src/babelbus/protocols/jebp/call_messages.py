@@ -174,3 +174,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: bytes | None = None
     headers: Headers = ()
     failed: str = ""
+
+
+class Administer(msgspec.Struct, frozen=True, array_like=True):
+    """`admin`: a request of the administration API; `path` is that of HTTP, with the query."""
+
+    method: str
+    path: str
+    body: bytes = b""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.calls import admin
 from babelbus.protocols.jebp.calls.call import Method
 from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.calls.state import StateMethods
@@ -25,6 +26,8 @@ class JebpService(StreamService):
         self.state = StateMethods(context.broker.state, context.clock, context.read_value, context.metrics)
         self.methods: dict[str, Method] = METHODS | self.state.methods
         """The methods of jebp/1.2; what the server offers beside those of the protocol is added before `start`."""
+        if context.administer is not None:
+            self.methods["admin"] = admin.make_method(context.administer)
 
     async def start(self) -> None:
         """Start to listen.

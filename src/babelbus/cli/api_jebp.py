@@ -1,0 +1,59 @@
+"""The administration API over jebp: for a server elsewhere, with the identity of the user."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from babelbus.cli.api import UnsupportedError
+from babelbus.cli.command import CommandError
+from babelbus.client import BlockingAdmin, ConnectionLostError, RequestError, UnsupportedByServerError, admin_of
+from babelbus.errors import BabelbusError
+
+if TYPE_CHECKING:
+    from babelbus.client import BlockingClient
+
+
+@contextmanager
+def _as_commands_fail() -> Iterator[None]:
+    """Replace the errors of the client by those of commands."""
+    try:
+        yield
+    except UnsupportedByServerError as error:
+        raise UnsupportedError(str(error)) from error
+    except BabelbusError as error:
+        raise CommandError(str(error)) from error
+
+
+class JebpTransport:
+    """The API of the server of a connected client."""
+
+    def __init__(self, address: str, client: "BlockingClient") -> None:
+        self.address = address
+        self._admin: BlockingAdmin = admin_of(client)
+
+    def ask(self, method: str, path: str, content: bytes | None, timeout_seconds: float) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of its answer."""
+        with _as_commands_fail():
+            return self._admin.ask(method, path, content or b"", timeout_seconds)
+
+    def begin(self, path: str, timeout_seconds: float) -> tuple[int, Generator[bytes, None, None]]:
+        """Begin a request whose answer is lines; return the status and the parts of the answer as they arrive."""
+        parts = self._admin.parts("GET", path, b"")
+        with _as_commands_fail():
+            status, first = next(parts)
+
+        def read() -> Generator[bytes, None, None]:
+            try:
+                yield first
+                for _, part in parts:
+                    yield part
+            except (ConnectionLostError, RequestError):
+                return  # the end of the lines, as over HTTP; the command says what that means
+            finally:
+                parts.close()
+
+        return status, read()
+
+    def advice(self, status: int, code: str) -> str | None:
+        """Return `None`: every error of the server is shown."""
+        return None

@@ -1,0 +1,67 @@
+"""All requests of the administration API, as the administration endpoint and other protocols offer them."""
+
+from collections.abc import Callable
+
+from babelbus.core.access import Identity
+from babelbus.core.state import StateEditor, editor_for
+from babelbus.identities.proofs import Proofs
+from babelbus.metrics import Metrics
+from babelbus.web.access import AccessRoutes
+from babelbus.web.clients import ClientRoutes
+from babelbus.web.consumers import ConsumerRoutes
+from babelbus.web.dead_letters import DeadLetterRoutes
+from babelbus.web.direct import Api
+from babelbus.web.groups import GroupRoutes
+from babelbus.web.live import LiveRoutes
+from babelbus.web.pipelines import PipelineRoutes, Pipelines
+from babelbus.web.requests import RequestRoutes
+from babelbus.web.server import Host, ServerRoutes
+from babelbus.web.state import StateRoutes
+from babelbus.web.status import StatusRoutes
+from babelbus.web.topics import TopicRoutes
+
+
+class AdminApi:
+    """The requests of administration, wherever they come from: the handlers of `routes`, and `direct` without HTTP."""
+
+    def __init__(
+        self,
+        server: Host,
+        metrics: Metrics,
+        *,
+        read_value: Callable[[bytes], bytes],
+        proofs: Proofs | None = None,
+    ) -> None:
+        broker = server.broker
+        self.metrics = metrics
+        self.proofs = proofs = proofs or Proofs(server.folder, server.clock, metrics, server.config.access)
+
+        def editor_of(principal: Identity) -> StateEditor:
+            state, history = broker.state_for(principal), broker.history_for(principal)
+            return editor_for(principal, state, history, server.clock, read_value)
+
+        self.live = LiveRoutes(broker, editor_of, metrics)
+        self._requests = RequestRoutes(broker, server.clock)
+        pipelines = Pipelines(server.clock)
+        metrics.registry.register(pipelines)
+        self.direct = Api(
+            (
+                *TopicRoutes(broker, server.config.storage.segment_bytes).routes,
+                *ServerRoutes(server).routes,
+                *StatusRoutes(server, metrics).routes,
+                *ClientRoutes(server).routes,
+                *StateRoutes(editor_of).routes,
+                *self.live.routes,
+                *self._requests.routes,
+                *GroupRoutes(broker).routes,
+                *ConsumerRoutes(broker).routes,
+                *DeadLetterRoutes(broker).routes,
+                *PipelineRoutes(pipelines).routes,
+                *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
+            )
+        )
+
+    def close(self) -> None:
+        """End the live answers in good order."""
+        self.live.close()
+        self._requests.close()
