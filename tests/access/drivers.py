@@ -169,6 +169,7 @@ class Driver(ABC):
 _STATE = "the rights of the state: tests/protocols/jebp/test_state_calls.py"
 METHODS = {
     "methods": "it names the methods, and needs no right",
+    "admin": "the driver `jebp admin` walks all its verbs",
     "consume": "consume",
     "emit": "publish",
     "request": "request",
