@@ -793,3 +793,18 @@ async def test_what_was_put_off_is_refused_when_the_client_is_gone() -> None:
     conversation.session.close()
     assert not conversation.session.busy
     await bus.broker.close()
+
+
+@in_loop
+async def test_records_put_off_by_a_quota_are_stored_when_the_peer_is_gone() -> None:
+    bus = Bus()
+    topic = bus.topic("news")
+    conversation = Conversation(bus).connect()
+    conversation.outbox.resting = True
+    conversation.send(create("news", b"1"))
+    assert conversation.session.busy
+    conversation.outbox.close()
+    conversation.session.close()
+    await turns()
+    assert payloads(topic.partitions[0]) == [b"1"]
+    await bus.broker.close()
