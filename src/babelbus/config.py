@@ -247,7 +247,9 @@ class QuotaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     ) = None
     connections: Annotated[int, of("open connections; further ones are closed", "count", ge=1)] | None = None
     subscriptions: (
-        Annotated[int, of("live subscriptions and memberships of groups; further ones are refused", "count", ge=1)]
+        Annotated[
+            int, of("live subscriptions, responders and memberships of groups; further ones are refused", "count", ge=1)
+        ]
         | None
     ) = None
     topics: Annotated[int, of("topics that it owns; it makes no further ones", "count", ge=1)] | None = None

@@ -118,6 +118,21 @@ def refusals(bus: Bus, what: str) -> float | None:
 
 
 @in_loop
+async def test_responders_count_as_subscriptions() -> None:
+    bus = Bus(quotas=QuotaSettings(subscriptions=1))
+    responders = bus.broker.responders
+    responder = responders.add(below("svc"), lambda _: None, principal=ALICE)
+    for _ in range(2):
+        with pytest.raises(QuotaExceededError, match="1 subscriptions of 'alice'"):
+            responders.add(below("svc"), lambda _: None, principal=ALICE)
+    responders.add(below("svc"), lambda _: None, principal=ALICE, counted=False)
+    responders.remove(responder)
+    responders.add(below("svc"), lambda _: None, principal=ALICE)
+    assert bus.quotas.describe() == {"alice": {"subscriptions": 1}}
+    await bus.broker.close()
+
+
+@in_loop
 async def test_live_subscriptions_and_memberships_share_a_quota_until_they_end() -> None:
     bus = Bus(quotas=QuotaSettings(subscriptions=2))
     broker = bus.broker

@@ -525,6 +525,12 @@ class Catalog:
             or any(rights.overlaps(action, part) is not Narrowing.NONE for part in subjects_of_topic(name))
         )
 
+    def may_see(self, principal: Identity, name: str) -> bool:
+        """Return whether a principal may know of a topic: it may do something with it."""
+        return any(
+            self.may_topic(principal, action, name) for action in (Action.READ, Action.CONSUME, Action.MANAGE)
+        ) or (not name.startswith(RESERVED_PREFIX) and self.may_some(principal, Action.PUBLISH, name))
+
     def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
         """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
         rights = principal.rights

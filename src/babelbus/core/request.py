@@ -230,15 +230,27 @@ class Responders:
         self._router = Router()
         self._numbers = itertools.count()
 
-    def add(self, pattern: Pattern, answerer: Answerer, group: str = "", principal: Identity = NOBODY) -> Subscription:
-        """Register a responder for the subjects of a pattern.
+    def add(
+        self,
+        pattern: Pattern,
+        answerer: Answerer,
+        group: str = "",
+        principal: Identity = NOBODY,
+        *,
+        counted: bool = True,
+    ) -> Subscription:
+        """Register a responder for the subjects of a pattern; without `counted`, something else counts in the quota.
 
         Raises:
+            QuotaExceededError: the principal has as many subscriptions as it may.
             AccessRefusedError: the principal may subscribe to nothing of the pattern, or not to all of it where that
                 is needed.
         """
         check_subscription(principal, pattern, text_of(pattern), whole=self.whole_patterns)
-        return self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer), principal=principal)
+        quota = self._quotas.take_for(principal, "subscriptions") if counted else None
+        responder = self._router.add(pattern, lambda _: None, owner=_Responder(group, answerer), principal=principal)
+        responder.quota = quota
+        return responder
 
     def access_changed(self) -> None:
         """Find the responders anew: the table of access has changed."""

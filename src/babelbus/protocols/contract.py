@@ -169,6 +169,7 @@ class Outbox:
     def close(self) -> None:
         """Send nothing more: the peer is gone."""
         self.closed = True
+        self.resting = False  # nobody waits for a quota any more, and what was put off is done now
         self.on_drained = _ignore  # else outbox and connection hold each other
         self.on_sent = None
         self.room_bytes = _unbounded

@@ -10,7 +10,6 @@ from babelbus.core.access import Action, Identity, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.groups import Group, GroupInfo, Groups, Place
 from babelbus.core.settings import change_settings
-from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.web.answers import answer, read_body
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import Call, Route
@@ -152,9 +151,7 @@ def _shown(group: Group, principal: Identity) -> GroupInfo:
 
 def may_see(broker: Broker, principal: Identity, topic: str) -> bool:
     """Return whether a principal may know of a topic: it may do something with it."""
-    return any(
-        broker.may_topic(principal, action, topic) for action in (Action.READ, Action.CONSUME, Action.MANAGE)
-    ) or (not topic.startswith(RESERVED_PREFIX) and broker.may_some(principal, Action.PUBLISH, topic))
+    return broker.may_see(principal, topic)
 
 
 def check_sees(broker: Broker, principal: Identity, topic: str) -> None:

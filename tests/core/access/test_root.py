@@ -54,3 +54,18 @@ def test_a_subject_outside_keeps_its_name(name: str, subject: str) -> None:
     root = root_of(name)
     if not root.contains(subject):
         assert root.relative(subject) == subject
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no right to read 'a/b/x'", "no right to read 'x'"),
+        ('topics a/b/x, a/b/y and "a/b/z"', 'topics x, y and "z"'),
+        ("'a/b/a/b/x'", "'a/b/x'"),
+        ("'data/b/x' of (data/b/y)", "'data/b/x' of (data/b/y)"),
+        ("byte 3 of topics/a%2Fb%2Fnews/0/00.log", "byte 3 of topics/news/0/00.log"),
+        ("topics/data%2Fb%2Fnews", "topics/data%2Fb%2Fnews"),
+    ],
+)
+def test_a_message_has_whole_names_without_the_root(text: str, told: str) -> None:
+    assert root_of("a/b").relative_text(text) == told

@@ -194,7 +194,7 @@ async def test_a_topic_that_a_group_names_is_one_too_and_says_who_sends_there() 
     crew.bus.topic("sick-bay", 2)
     crew.groups.create("work", "nurses", EXPLICIT, principal=SERVER)
     crew.groups.alter("work", "nurses", {"dead_letter_topic": "sick-bay"}, principal=SERVER)
-    info = box(crew).info("nurses")
+    info = box(crew).info("nurses", SERVER)
     assert (info.topic, info.partitions, info.letters) == ("sick-bay", 2, 0)
     assert [(one.topic, one.group, one.dead_lettered) for one in info.senders] == [("work", "nurses", 0)]
     await crew.close()

@@ -13,7 +13,7 @@ from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake, ServerHandshake, UntrustedPeerError
-from babelbus.protocols.jebp.messages import CreateRecord, RemoveTopic, Response
+from babelbus.protocols.jebp.messages import CreateRecord, RemoveTopic, Response, TellPositions
 from babelbus.protocols.jebp.status import Reading
 from babelbus.records.format import encode_payloads
 from babelbus.storage.producers import BATCHES_MAX
@@ -776,4 +776,35 @@ async def test_events_of_other_protocols_are_fetched_with_everything_they_carry(
     (_, answer) = await conversation.ask(subscribe("plant"), fetch(0))
     assert fetched(answer) == {("plant", 0): [b"hot"]}
     assert b"ce_subject" in bytes(answer.content)
+    await bus.broker.close()
+
+
+@in_loop
+async def test_what_was_put_off_is_refused_when_the_client_is_gone() -> None:
+    bus = Bus()
+    bus.topic("news")
+    conversation = Conversation(bus).connect()
+    conversation.outbox.send(b"x" * conversation.outbox.bytes_max)
+    conversation.send(encode_request(TellPositions(("news",))))
+    assert conversation.session.busy
+    conversation.session._authorise = lambda fingerprint: None
+    conversation.session.access_changed()
+    conversation.outbox.close()
+    conversation.session.close()
+    assert not conversation.session._backlog
+    await bus.broker.close()
+
+
+@in_loop
+async def test_records_put_off_by_a_quota_are_stored_when_the_peer_is_gone() -> None:
+    bus = Bus()
+    topic = bus.topic("news", ack="written")
+    conversation = Conversation(bus).connect()
+    conversation.outbox.resting = True
+    conversation.send(create("news", b"1"))
+    assert conversation.session.busy
+    conversation.outbox.close()
+    conversation.session.close()
+    await turns()
+    assert payloads(topic.partitions[0]) == [b"1"]
     await bus.broker.close()

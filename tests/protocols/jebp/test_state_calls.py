@@ -420,6 +420,19 @@ async def test_a_will_that_was_taken_back_or_set_on_a_newer_connection_does_not_
 
 
 @in_loop
+async def test_clients_whose_names_and_ids_look_alike_together_have_wills_of_their_own() -> None:
+    house = House()
+    plant = house.talk(Identity("jebp/plant", "plant", None))
+    line = house.talk(Identity("jebp/plant/line", "plant/line", None))
+    await ask(line, "will", "me", [], [["off", b"1"]])
+    await ask(plant, "will", "line/me", [], [])
+    line.session.close()
+    assert house.state.find("off") == b"1"
+    plant.session.close()
+    await house.close()
+
+
+@in_loop
 async def test_who_has_no_rights_gets_nothing() -> None:
     house = House()
     house.state.set("a", b"1")

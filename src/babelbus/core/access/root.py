@@ -4,7 +4,9 @@ Protocols translate at their edges, in the messages of rooted principals alone: 
 absolute. The rights of a rooted principal end at its root (`Rights`): a name that nobody has translated is refused.
 """
 
+import re
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -36,8 +38,9 @@ class Root(msgspec.Struct, frozen=True):
         return subject.removeprefix(self.prefix)
 
     def relative_text(self, text: str) -> str:
-        """Return a message of the server with its names relative."""
-        return text.replace(self.prefix, "")
+        """Return a message of the server with its names relative, also in names of files."""
+        text = re.sub(rf"(?<![\w.%-]){re.escape(quote(self.prefix, safe=''))}", "", text)
+        return re.sub(rf"(?<![\w.%/-]){re.escape(self.prefix)}", "", text)
 
     def contains(self, subject: str) -> bool:
         """Return whether a subject is below the root."""

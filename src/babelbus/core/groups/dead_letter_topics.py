@@ -10,7 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from babelbus.core.access import CLIENT, NOBODY, SERVER, STATE_TOPIC, Action, Identity
+from babelbus.core.access import CLIENT, NOBODY, SERVER, STATE_TOPIC, Action, Identity, refusal
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.dead_letters import (
     PROTOCOL,
@@ -128,19 +128,20 @@ class DeadLetterTopics:
         self._door = door
         self._groups = groups
 
-    def all(self) -> list[DeadLetterTopicInfo]:
-        """Return all topics of dead letters, by name."""
+    def all(self, principal: Identity = NOBODY) -> list[DeadLetterTopicInfo]:
+        """Return the topics of dead letters that a principal may know of, by name."""
         named = {_target(group) for group in self._groups.all()}
         topics = [topic for topic in self._door.topics() if topic.name in named or topic.name.startswith(PREFIX)]
-        return [self._describe(topic) for topic in topics]
+        return [self._describe(topic, principal) for topic in topics if self._door.may_see(principal, topic.name)]
 
-    def info(self, name: str) -> DeadLetterTopicInfo:
+    def info(self, name: str, principal: Identity = NOBODY) -> DeadLetterTopicInfo:
         """Return one topic of dead letters.
 
         Raises:
+            AccessRefusedError: the principal may do nothing with such a topic.
             NoDeadLetterTopicError: there is no such topic.
         """
-        return self._describe(self._find(name))
+        return self._describe(self._find(name, principal), principal)
 
     async def read(
         self, name: str, partition: int, offset: int, count_max: int, principal: Identity = NOBODY
@@ -152,7 +153,7 @@ class DeadLetterTopics:
             NoDeadLetterTopicError, UnknownPartitionError: there is no such topic or partition.
             StorageError: the disk refused, or a letter is damaged.
         """
-        topic = self._find(name)
+        topic = self._find(name, principal)
         self._door.check_topic(principal, Action.READ, topic.name)
         source = topic.partition(partition)
         group = self._groups.find(topic.name, REPLAY_GROUP)
@@ -184,7 +185,7 @@ class DeadLetterTopics:
             GroupOwnedError: a replay of it is under way.
             StorageError: the disk refused to save the replay.
         """
-        topic = self._find(name)
+        topic = self._find(name, principal)
         self._door.check_topic(principal, Action.CONSUME, topic.name)
         group = self._groups.ensure(topic.name, REPLAY_GROUP, REPLAY_SETTINGS, start=BEGINNING, principal=SERVER)
         group.resume(SERVER)
@@ -246,38 +247,46 @@ class DeadLetterTopics:
         """Remove a topic of dead letters and return its last figures; the next dead letter makes the topic anew.
 
         Raises:
+            AccessRefusedError: the principal may not manage the topic.
             NoDeadLetterTopicError: there is no such topic.
             LettersWaitingError: letters were not replayed, and `everything` was not asked for.
             StorageError: the disk refused.
         """
-        info = self._describe(self._find(name))
+        info = self._describe(self._find(name, principal), principal)
         if info.waiting and not everything:
             raise LettersWaitingError(info.topic, info.waiting, info.letters)
         await self._door.remove_topic(info.topic, principal)
         return info
 
-    def _find(self, name: str) -> Topic:
-        find = self._door.find_topic
-        groups = self._groups.all()
-        topic = find(name)
-        if topic is not None and (name.startswith(PREFIX) or any(_target(group) == name for group in groups)):
-            return topic
-        for target in (*(_target(group) for group in groups if group.name == name), topic_name(name)):
-            found = find(target)
-            if found is not None:
-                return found
-        if topic is not None:
+    def _find(self, name: str, principal: Identity) -> Topic:
+        """Return the topic that a principal means; topics and groups of others stay unknown to it.
+
+        Raises:
+            AccessRefusedError: the principal may know of no such topic, and not of the name.
+            NoDeadLetterTopicError: there is no such topic.
+        """
+        door, groups = self._door, self._groups.all()
+        targets = [_target(group) for group in groups if group.name == name]
+        if name.startswith(PREFIX) or any(_target(group) == name for group in groups):
+            targets.insert(0, name)
+        for target in (*targets, topic_name(name)):
+            topic = door.find_topic(target)
+            if topic is not None and door.may_see(principal, target):
+                return topic
+        if not door.may_see(principal, name):
+            raise refusal(principal, Action.READ, name)
+        if door.has_topic(name):
             raise NoDeadLetterTopicError(f"topic {name!r} has no dead letters")
         raise NoDeadLetterTopicError(f"there are no dead letters of {name!r}")
 
-    def _describe(self, topic: Topic) -> DeadLetterTopicInfo:
+    def _describe(self, topic: Topic, principal: Identity) -> DeadLetterTopicInfo:
         letters = sum(one.next_offset - one.log.first_offset for one in topic.partitions)
         group = self._groups.find(topic.name, REPLAY_GROUP)
         waiting = letters if group is None else self._waiting(topic, group)
         senders = tuple(
             Sender(one.topic.name, one.name, one.counts.dead_lettered)
             for one in self._groups.all()
-            if _target(one) == topic.name and one.topic is not topic
+            if _target(one) == topic.name and one.topic is not topic and self._door.may_see(principal, one.topic.name)
         )
         return DeadLetterTopicInfo(topic.name, len(topic.partitions), letters, waiting, senders)
 

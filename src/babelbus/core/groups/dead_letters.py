@@ -71,6 +71,9 @@ class TopicDoor(Protocol):
     def check_topic(self, principal: Identity, action: Action, name: str) -> None:
         """Check that a principal may do this with everything that a topic holds."""
 
+    def may_see(self, principal: Identity, name: str) -> bool:
+        """Return whether a principal may know of a topic: it may do something with it."""
+
     def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
         """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import NOBODY, SERVER, Action, Identity, owner_of
+from babelbus.core.access import NOBODY, SERVER, Action, Identity, owner_of, refusal
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, own_topic_name, topic_name
 from babelbus.core.groups.group import Group
@@ -201,8 +201,8 @@ class Groups:
             UnknownGroupError: there is no such group.
             InvalidSettingError, UnknownFilterError: a setting is unknown, wrong, or cannot change.
         """
-        group, before = self.get(topic, name), self.get(topic, name).settings
-        group.check_managed(principal)
+        group = self._get_managed(topic, name, principal)
+        before = group.settings
         settings = change_settings(before, changes, of="a group")
         if settings.ack != before.ack:
             raise InvalidSettingError("ack is fixed when a group is made")
@@ -236,8 +236,7 @@ class Groups:
             AccessRefusedError: the principal may not manage the group.
             UnknownGroupError: there is no such group.
         """
-        group = self.get(topic, name)
-        group.check_managed(principal)
+        group = self._get_managed(topic, name, principal)
         stored = group.to_store()
         self._drop(group, f"group {name!r} on topic {topic!r} was removed")
         self._unsaved = True
@@ -249,6 +248,20 @@ class Groups:
         saved = self.saved()
         saved.when_done(settle)
         return saved
+
+    def _get_managed(self, topic: str, name: str, principal: Identity) -> Group:
+        """Return a group that a principal may manage.
+
+        Raises:
+            AccessRefusedError: it may not; groups of topics that it may not know of are unknown to it.
+            UnknownGroupError: there is no such group.
+        """
+        group = self._groups.get((topic, name))
+        if group is None and not self._door.may_see(principal, topic):
+            raise refusal(principal, Action.MANAGE, topic)
+        group = self.get(topic, name)
+        group.check_managed(principal)
+        return group
 
     def get(self, topic: str, name: str) -> Group:
         """Return a group.

@@ -44,6 +44,10 @@ class Locks:
         """Return who holds a lock."""
         return self._holders.get(key)
 
+    def keys(self, owner: Hashable) -> tuple[str, ...]:
+        """Return the keys that an owner holds or waits for."""
+        return tuple(self._keys.get(owner, ()))
+
     def lock(self, key: str, owner: Hashable) -> bool:
         """Lock a key that is free or the owner's own; return whether it was free.
 

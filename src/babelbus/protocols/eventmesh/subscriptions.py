@@ -64,7 +64,7 @@ class Subscribed:
         handle = partial(self._deliver, hub, deliver)
         self.member = joined.join(handle, window=hub.settings.window, owner=self, held=held, principal=principal)
         if self.item.type == "SYNC":
-            self.responder = hub.broker.responders.add(subject, partial(ask, self), group, principal)
+            self.responder = hub.broker.responders.add(subject, partial(ask, self), group, principal, counted=False)
 
     @property
     def revoked(self) -> bool:

@@ -122,7 +122,9 @@ class _Webhook:
             hub.broker.unsubscribe(self.live)
             self.live = None
         if self._code == PUSH_SYNC and self.responder is None:
-            self.responder = hub.broker.responders.add(exactly(self.topic), self._ask, self.group, principal)
+            self.responder = hub.broker.responders.add(
+                exactly(self.topic), self._ask, self.group, principal, counted=False
+            )
         elif self._code != PUSH_SYNC and self.responder is not None:
             hub.broker.responders.remove(self.responder)
             self.responder = None

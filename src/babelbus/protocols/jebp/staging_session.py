@@ -37,7 +37,7 @@ Reply = tuple[Sequence[Promise], Callable[[], Said]]
 def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     """Handle a request. Transaction ids belong to their client: two clients may use the same id."""
     staging = broker.staging
-    transaction_id = _id_of(client, request.transaction)
+    transaction_id = own_id(client, request.transaction)
     try:
         match request:
             case StageRecords():
@@ -53,15 +53,15 @@ def carry_out(request: StagingRequest, broker: Broker, client: Identity, metrics
         return _at_once(*_refusal(error, client, metrics))
 
 
-def _id_of(client: Identity, transaction: str) -> str:
-    """Return the id of a client's transaction, which no transaction of another client has.
+def own_id(client: Identity, id_: str) -> str:
+    """Return the id of a client's transaction or will, which no transaction or will of another client has.
 
     Clients of a list may have a `/` in their names: the name is quoted then, behind a blank, with which no name begins.
     """
     name = client.name
     if "/" in name:
         name = " " + name.replace("%", "%25").replace("/", "%2F")
-    return f"{name}/{transaction}"
+    return f"{name}/{id_}"
 
 
 def _at_once(outcome: Outcome, content: bytes) -> Reply:

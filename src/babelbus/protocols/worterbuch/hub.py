@@ -17,7 +17,7 @@ import msgspec
 from babelbus import __version__
 from babelbus.clock import Clock
 from babelbus.config import WorterbuchSettings
-from babelbus.core.access import Narrowing
+from babelbus.core.access import Action, Narrowing, may
 from babelbus.core.broker import Broker
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
@@ -268,6 +268,10 @@ class Hub:
             access = client.access
             if not access.refresh():
                 client.end("its principal is gone")
+            elif not all(
+                may(access.identity, Action.WRITE_STATE, key) for key in self.state.locks.keys(client.client_id)
+            ):
+                client.end("it may not hold a lock any more")  # no message of the protocol says so
             for subscriber in client.subscribers.values():
                 if subscriber.subscription is not None:
                     subscriber.subscription.principal = access.identity

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from babelbus.core.access import Action, may, refusal
+from babelbus.core.access import Action, Narrowing, may, refusal
 from babelbus.core.request import Question, Reply, Request, RequestFailedError, TooManyRequestsError
-from babelbus.core.subject import PathPattern
+from babelbus.core.subject import PathPattern, text_of
 from babelbus.protocols.jebp.call_messages import Answer, Ask, Asked, Respond
 from babelbus.protocols.jebp.calls.call import Call, Method, Stream
 from babelbus.protocols.jebp.calls.errors import CallRefusedError
@@ -124,8 +124,22 @@ class Responder(Stream):
         self._drain()
 
     def access_changed(self) -> None:
-        """Update the rights; end when the client may answer nothing of the pattern."""
-        self._membership.principal = self._call.principal
+        """Update the rights: questions that wait go to others if the client may not see them any more.
+
+        The stream ends when the client may answer nothing of the pattern.
+        """
+        principal, responders = self._call.principal, self._call.broker.responders
+        self._membership.principal = principal
+        if self._membership.narrowing is Narrowing.NONE:
+            self._call.fail(refusal(principal, Action.SUBSCRIBE, text_of(self._pattern)))
+            return
+        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+        for question in waiting:
+            if may(principal, Action.SUBSCRIBE, question.subject):
+                self._waiting.append(question)
+                self._waiting_bytes += len(question.payload or b"")
+            else:
+                responders.pass_on(question, self._group)
 
     def close(self, *, lost: bool) -> None:
         """End the membership, and pass its questions on."""

@@ -36,6 +36,7 @@ from babelbus.protocols.jebp.calls.call import Call, Calls, Family, Method, Stre
 from babelbus.protocols.jebp.calls.errors import CODES, CallRefusedError
 from babelbus.protocols.jebp.calls.state_streams import Lock, Pages, Turns, Watch, cut, pages_of
 from babelbus.protocols.jebp.messages import PROTOCOL
+from babelbus.protocols.jebp.staging_session import own_id
 from babelbus.storage.errors import OffsetOutOfRangeError
 
 log = logging.getLogger(__name__)
@@ -270,7 +271,7 @@ class _Connection(Family):
 
     def set_will(self, call: Call, asked: m.SetWill) -> Stream:
         """Keep a will, until this connection ends or the client sets it on another one."""
-        owner = f"{PROTOCOL}/{call.principal.name}/{asked.client}"
+        owner = f"{PROTOCOL}/{own_id(call.principal, asked.client)}"
         if self._will not in ("", owner):
             raise CallRefusedError("bad_argument", "this connection has a will under another name; take it back first")
         self._will = owner if asked.delete or asked.values else ""

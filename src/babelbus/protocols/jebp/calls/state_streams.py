@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client import Counter
 
+from babelbus.core.access import Action, may, refusal
 from babelbus.core.state import GuardedState, LockHeldError, State, StateChange, StateEditor
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.metrics import Traffic
@@ -298,6 +299,12 @@ class Lock(Stream):
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+
+    def access_changed(self) -> None:
+        """Release the lock, or end the wait, if the client may not lock the key any more."""
+        principal = self._call.principal
+        if not may(principal, Action.WRITE_STATE, self._key):
+            self._call.fail(refusal(principal, Action.WRITE_STATE, self._key))
 
     def close(self, *, lost: bool) -> None:
         """Release the lock, or end the wait."""

@@ -1,0 +1,56 @@
+"""Names of others: who may do nothing with them is told the same, whether they are there or not."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from babelbus.core.access import SERVER
+from babelbus.core.groups import GroupSettings
+from tests.access.drivers import Admin
+from tests.access.house import House
+from tests.access.test_roots import make
+
+LETTERS = "tenants/acme/dead-letters/workers"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("unknown")) as house:
+        make(house, "tenants/acme/jobs", LETTERS, "walk/jobs", "walk/letters")
+        house.run(lambda: make_group(house, "tenants/acme/jobs", LETTERS))
+        house.run(lambda: make_group(house, "walk/jobs", "walk/letters"))
+        house.grant("alice * walk/#")
+        yield house
+
+
+async def make_group(house: House, topic: str, letters: str) -> None:
+    settings = GroupSettings(ack="explicit", dead_letter_topic=letters)
+    await house.broker.groups.create(topic, "workers", settings, principal=SERVER).saved.wait()
+
+
+def path_of(topic: str) -> str:
+    return f"/api/topics/{topic.replace('/', '%2F')}"
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
+def test_a_group_of_others_is_refused_like_a_group_that_is_not_there(house: House, method: str) -> None:
+    with Admin(house, house.alice) as alice:
+        for topic in ("tenants/acme/jobs", "tenants/acme/none"):
+            for group in ("workers", "none"):
+                assert alice.ask(method, f"{path_of(topic)}/groups/{group}", {}) == 403
+        assert alice.ask(method, f"{path_of('walk/jobs')}/groups/none", {}) == 404
+
+
+@pytest.mark.parametrize(("method", "below"), [("GET", ""), ("GET", "/0"), ("POST", "/replay"), ("POST", "/purge")])
+def test_dead_letters_of_others_are_refused_like_those_that_are_not_there(
+    house: House, method: str, below: str
+) -> None:
+    with Admin(house, house.bob) as bob:
+        for name in ("workers", "none", LETTERS, "tenants/acme/jobs", "tenants/acme/none"):
+            assert bob.ask(method, f"/api/dead-letters/{name.replace('/', '%2F')}{below}", {}) == 403
+
+
+def test_a_group_of_others_hides_no_dead_letters_of_a_group_of_its_name(house: House) -> None:
+    with Admin(house, house.alice) as alice:
+        assert alice.ask("GET", "/api/dead-letters/workers") == 200
+        assert alice.ask("POST", "/api/dead-letters/workers/replay", {}) == 200
