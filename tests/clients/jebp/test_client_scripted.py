@@ -19,6 +19,7 @@ from babelbus.client import (
     UnsupportedByServerError,
 )
 from babelbus.clients.jebp import connection, reconnect
+from babelbus.clock import ManualClock
 from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.fields import encode_numbers
@@ -226,13 +227,19 @@ def test_what_is_no_record_costs_nobody_else_anything() -> None:
 
 
 def test_a_batch_that_can_never_be_stored_is_given_up_in_the_end() -> None:
+    clock = ManualClock()
+
+    def answer(script: Script, request: Request) -> bytes:
+        clock.advance(16)
+        return AGAIN
+
     async def check(script: Script, client: Client) -> None:
         with pytest.raises(RequestError) as caught:
             await client.publish("t", b"x")
         assert caught.value.repeat
         assert len(script.batches()) > 1
 
-    with_peer(lambda script, request: AGAIN, check, request_timeout_seconds=0.1)
+    with_peer(answer, check, request_timeout_seconds=30, clock=clock)
 
 
 def test_a_server_that_cannot_store_is_told_of_at_once_and_in_the_end_with_how_many_records_are_stored(
@@ -240,9 +247,11 @@ def test_a_server_that_cannot_store_is_told_of_at_once_and_in_the_end_with_how_m
 ) -> None:
     reason = "topic 't': the server cannot store at present (its disk may be full): 5 of 10 records are stored"
     warnings: list[list[str]] = []
+    clock = ManualClock()
 
     def answer(script: Script, request: Request) -> bytes | list[bytes] | None:
         if script.turn > 1:
+            clock.advance(16)
             warnings.append(caplog.messages[:])
             return AGAIN
         return script.store(request)
@@ -252,8 +261,8 @@ def test_a_server_that_cannot_store_is_told_of_at_once_and_in_the_end_with_how_m
             await client.publish_many("t", PAYLOADS, batch_records=5)
         assert str(caught.value).startswith(f"{reason}; given up after ")
 
-    with_peer(answer, check, request_timeout_seconds=0.1)
-    assert warnings[:2] == [[], [f"{reason}; trying for 0.1 s"]]
+    with_peer(answer, check, request_timeout_seconds=30, clock=clock)
+    assert warnings[:2] == [[], [f"{reason}; trying for 30 s"]]
     assert len(caplog.messages) == 1
 
 
