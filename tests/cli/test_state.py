@@ -131,7 +131,7 @@ def test_a_watch_shows_what_there_is_and_what_changes_until_ctrl_c(served: Serve
     served.run("state", "delete", "w/b")
     assert json.loads(first_line(process))["deleted"] is True
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=SAFETY_NET_SECONDS) == ("", "")
+    assert process.communicate(timeout=SAFETY_NET_SECONDS) == ("", "stopped: 3 changes\n")
     assert process.returncode == 0
 
 
@@ -164,7 +164,7 @@ def test_a_listener_hears_what_is_sent_set_and_published_with_its_source(served:
     served.run("state", "delete", "heard/state")
     assert first_line(process).endswith("Z  heard/state  admin  (removed)\n")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=SAFETY_NET_SECONDS) == ("", "")
+    assert process.communicate(timeout=SAFETY_NET_SECONDS) == ("", "stopped: 4 events\n")
     assert process.returncode == 0
 
 
