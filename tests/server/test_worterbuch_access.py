@@ -112,6 +112,8 @@ def test_each_request_over_sockets_is_refused_and_granted(served: Served, transp
             name = next(iter(request))
             answer = ask(request)
             assert "err" not in answer, answer
+            if name == "lock":  # a client that loses the right to a lock is disconnected
+                assert ask(named("releaseLock", 1, "p/x")) == ack(1)
             if "ubscribe" in name:
                 assert "err" not in client.next()
                 assert ask({"unsubscribe": {"transactionId": 1}}) == ack(1)
