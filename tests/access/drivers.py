@@ -1017,6 +1017,26 @@ class Admin(Driver):
         shut_down(self._connection)
 
 
+class AdminRecords(Admin):
+    """The records of the API of administration, as the console shows them."""
+
+    name, listener = "admin records", "admin"
+    lacks: ClassVar = dict.fromkeys(
+        ("request", "respond", "subscribe", "get", "consume", "write_state", "manage"), "other requests of `Admin`"
+    )
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        path = f"/api/topics/{quote(subject, safe='')}"
+        return self.ask("POST", f"{path}/records", {"payload": payload.decode(), "subject": subject}) == 200
+
+    def read(self, subject: str) -> bool:
+        path = f"/api/topics/{quote(subject, safe='')}"
+        ways = ("records", "records/0/0", "records/0/0/payload", "export", "follow")
+        statuses = {self.open("GET", f"{path}/{way}").status for way in ways}
+        assert len(statuses) == 1, statuses
+        return statuses == {200}
+
+
 class AdminLines:
     """An answer of the API over jebp, as that of HTTP."""
 
@@ -1037,6 +1057,12 @@ class AdminLines:
         return iter(self.readline, b"")
 
 
+def end_quietly(parts: Generator[tuple[int, bytes], None, None]) -> None:
+    """End an answer; the client may be closed already."""
+    with contextlib.suppress(JebpError):
+        parts.close()
+
+
 class AdminJebp(Admin):
     """The API of administration over the connection of jebp, with the key of the client."""
 
@@ -1052,7 +1078,9 @@ class AdminJebp(Admin):
         self._api = admin_of(self.client)
 
     def open(self, method: str, path: str, **query: str) -> Any:
-        return AdminLines(self._api.parts(method, f"{path}?{urlencode(query)}", b""))
+        parts = self._api.parts(method, f"{path}?{urlencode(query)}", b"")
+        self._stack.callback(end_quietly, parts)  # if it was left to the collector, another test would hear of it
+        return AdminLines(parts)
 
     def ask(self, method: str, path: str, body: object = None, **query: str) -> int:
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -1116,5 +1144,5 @@ def close_connections() -> None:
 DRIVERS: tuple[type[Driver], ...] = (
     *(Jebp, JebpCalls, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
     *(ZbusSocket, ZbusHttp, ZbusMonitorSocket, ZbusMonitor),
-    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, AdminJebp),
+    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, AdminRecords, AdminJebp),
 )

@@ -24,6 +24,7 @@ from babelbus.errors import StorageError
 from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
 from babelbus.records.format import encode_payloads
+from babelbus.server.views import VIEWS
 from babelbus.storage.contract import BadRange
 from babelbus.storage.errors import DiskFullError
 from babelbus.web import callers
@@ -92,7 +93,7 @@ class Caller:
 def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> None:
     @asynccontextmanager
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
-        api = AdminApi(bus, Metrics(), read_value=bytes)
+        api = AdminApi(bus, Metrics(), read_value=bytes, views=VIEWS)
         server = AdminServer(bus, api, token=TOKEN, settings=AdminSettings(port=0))
         await server.start(await open_sockets("127.0.0.1", 0))
         try:

@@ -418,7 +418,9 @@ class Server:
                 run = asyncio.get_running_loop().run_in_executor
                 module = await run(pool, importlib.import_module, "babelbus.web.api")
             if self._api is None:
-                self._api = module.AdminApi(self, self.metrics, read_value=read_value, proofs=self.proofs)
+                from babelbus.server.views import VIEWS
+
+                self._api = module.AdminApi(self, self.metrics, read_value=read_value, proofs=self.proofs, views=VIEWS)
         return self._api
 
     def clients(self) -> "list[ClientLine]":

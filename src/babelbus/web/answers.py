@@ -50,7 +50,9 @@ from babelbus.web.calls import BODY_BYTES_MAX, SAFE_HEADERS, Call, Lines
 from babelbus.web.errors import (
     ClientExistsError,
     ImportedPrincipalError,
+    InvalidCopyError,
     InvalidEventError,
+    NoRecordError,
     TooManyPipelinesError,
     UnknownClientError,
     UnknownConsumerError,
@@ -92,6 +94,8 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (InvalidPatternError, 400, "invalid_pattern"),
     (InvalidValueError, 400, "invalid_value"),
     (InvalidEventError, 400, "invalid_event"),
+    (NoRecordError, 404, "no_record"),
+    (InvalidCopyError, 400, "invalid_copy"),
     (ReadOnlyKeyError, 403, "read_only_key"),
     (TooManyPipelinesError, 429, "too_many_pipelines"),
     (VersionedError, 409, "versioned"),

@@ -9,16 +9,19 @@ from babelbus.metrics import Metrics
 from babelbus.web.access import AccessRoutes
 from babelbus.web.clients import ClientRoutes
 from babelbus.web.consumers import ConsumerRoutes
+from babelbus.web.copies import CopyRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.direct import Api
 from babelbus.web.groups import GroupRoutes
 from babelbus.web.live import LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
+from babelbus.web.records import RecordRoutes
 from babelbus.web.requests import RequestRoutes
 from babelbus.web.server import Host, ServerRoutes
 from babelbus.web.state import StateRoutes
 from babelbus.web.status import StatusRoutes
 from babelbus.web.topics import TopicRoutes
+from babelbus.web.views import Encoders
 
 
 class AdminApi:
@@ -31,6 +34,7 @@ class AdminApi:
         *,
         read_value: Callable[[bytes], bytes],
         proofs: Proofs | None = None,
+        views: Encoders | None = None,
     ) -> None:
         broker = server.broker
         self.metrics = metrics
@@ -47,6 +51,8 @@ class AdminApi:
         self.direct = Api(
             (
                 *TopicRoutes(broker, server.config.storage.segment_bytes).routes,
+                *RecordRoutes(broker, views or {}).routes,
+                *CopyRoutes(broker).routes,
                 *ServerRoutes(server).routes,
                 *StatusRoutes(server, metrics).routes,
                 *ClientRoutes(server).routes,

@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from babelbus.core.access import Identity
 
 LINES_TYPE = "application/x-ndjson"
+LINES_HEADERS: Mapping[str, str] = {hdrs.CONTENT_TYPE: LINES_TYPE}
 SAFE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """No cache keeps an answer, and no browser takes it for anything else."""
 BODY_BYTES_MAX = 2**20
@@ -49,8 +50,8 @@ class Call(Protocol):
             web.HTTPRequestEntityTooLarge: the body is longer.
         """
 
-    async def begin_lines(self) -> Lines:
-        """Begin an answer of JSON lines."""
+    async def begin_lines(self, headers: Mapping[str, str] = LINES_HEADERS) -> Lines:
+        """Begin an answer of lines: of JSON, unless `headers` name another type."""
 
 
 Answer = web.Response | Lines
@@ -86,8 +87,8 @@ class HttpCall:
                 raise web.HTTPRequestEntityTooLarge(bytes_max, len(content))
         return bytes(content)
 
-    async def begin_lines(self) -> Lines:
-        """Begin an answer of JSON lines."""
-        response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: LINES_TYPE} | SAFE_HEADERS)
+    async def begin_lines(self, headers: Mapping[str, str] = LINES_HEADERS) -> Lines:
+        """Begin an answer of lines."""
+        response = web.StreamResponse(headers={**headers, **SAFE_HEADERS})
         await response.prepare(self._request)
         return response

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from babelbus.core.access import Identity
 from babelbus.web.answers import answer_of
-from babelbus.web.calls import BODY_BYTES_MAX, Handler, Lines, Route
+from babelbus.web.calls import BODY_BYTES_MAX, LINES_HEADERS, Handler, Lines, Route
 
 
 class DirectCall:
@@ -26,8 +26,8 @@ class DirectCall:
             raise web.HTTPRequestEntityTooLarge(bytes_max, len(self._body))
         return self._body
 
-    async def begin_lines(self) -> Lines:
-        """Return the lines of the connection."""
+    async def begin_lines(self, headers: Mapping[str, str] = LINES_HEADERS) -> Lines:
+        """Return the lines of the connection; it has no headers."""
         return self._lines
 
 

@@ -33,3 +33,11 @@ class ClientExistsError(BabelbusError):
 
 class UnknownClientError(BabelbusError):
     """The list of clients has no such fingerprint."""
+
+
+class NoRecordError(BabelbusError):
+    """There is no record at this place; the message says why."""
+
+
+class InvalidCopyError(BabelbusError):
+    """The records cannot be copied so; the message says why."""

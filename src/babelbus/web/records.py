@@ -1,0 +1,334 @@
+"""Records over the administration API: those of a topic from any offset or time, one record whole, new ones.
+
+    GET /api/topics/TOPIC/records?partition=0&offset=5 | before=5 | time_ms=... | last=1 &count=50&bytes_max=1024
+    GET /api/topics/TOPIC/records/PARTITION/OFFSET            the record, and as the client of each protocol gets it
+    GET /api/topics/TOPIC/records/PARTITION/OFFSET/payload    the bytes of the payload
+    GET /api/topics/TOPIC/follow?partition=0                  JSON lines: records, and {"skipped": n}
+    GET /api/topics/TOPIC/export?format=csv                   JSON lines or CSV, up to the end of the moment
+
+The right to read the topic is needed. No page can show all that a full bus publishes: `follow` sends the newest records
+and the number of skipped ones.
+"""
+
+import asyncio
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import hdrs, web
+
+from babelbus.core.access import Action, Identity
+from babelbus.core.broker import Broker
+from babelbus.core.partition import Partition
+from babelbus.core.rooted import relative_chunk, relative_record
+from babelbus.core.topic import Topic
+from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.units import MIB
+from babelbus.web.answers import answer, read_number
+from babelbus.web.callers import topic_of
+from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
+from babelbus.web.reading import Page, read_backwards, read_forwards, read_one, read_some, readable
+from babelbus.web.shown_records import UNSET, WHOLE, Limits, ShownRecord, printable, show
+from babelbus.web.views import Encoders, StoredRecord, View, views_of
+
+COUNT = 50
+COUNT_MAX = 500
+BYTES_MAX = 1024
+PREVIEW_BYTES_MAX = 64 * 1024
+HEARTBEAT_SECONDS = 10.0
+FOLLOW_SECONDS = 0.25
+"""The pause behind the records of one turn: a page shows no more than some hundred a second."""
+FOLLOW_COUNT = 50
+"""Most records of one partition in a turn; older ones are skipped."""
+FOLLOWERS_MAX = 64
+EXPORT = Limits(16 * MIB, 16 * MIB, 16 * MIB, 16 * MIB)
+CSV_TYPE = "text/csv; charset=utf-8; header=present"
+CSV_COLUMNS = ("partition", "offset", "time_ms", "subject", "key", "payload", "headers", "encoding")
+encode = msgspec.json.Encoder().encode
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of cells that a spreadsheet takes for a formula."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Records of a page. `first_offset` and `end_offset` are those of the partition.
+
+    `next_offset` is where to read on; `previous_offset` is the `before` of the page in front, null at the beginning.
+    With records of all partitions these four are null.
+    """
+
+    records: list[ShownRecord]
+    partition: int | None
+    partitions: int
+    first_offset: int | None
+    end_offset: int | None
+    next_offset: int | None
+    previous_offset: int | None
+    notes: list[str]
+
+
+class WholeRecord(msgspec.Struct, frozen=True):
+    """One record, and its views by protocol."""
+
+    record: ShownRecord
+    first_offset: int
+    end_offset: int
+    views: dict[str, View]
+
+
+class RecordRoutes:
+    """The requests that read records."""
+
+    def __init__(self, broker: Broker, encoders: Encoders) -> None:
+        self._broker = broker
+        self._encoders = encoders
+        self._followers = 0
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """Method, path, and who answers."""
+        place = "/api/topics/{name}/records/{partition}/{offset}"
+        return (
+            ("GET", "/api/topics/{name}/records", self._browse),
+            ("GET", place, self._one),
+            ("GET", f"{place}/payload", self._payload),
+            ("GET", "/api/topics/{name}/follow", self._follow),
+            ("GET", "/api/topics/{name}/export", self._export),
+        )
+
+    async def _browse(self, call: Call) -> web.Response:
+        name, principal = topic_of(call), call.principal
+        topic = readable(self._broker, principal, name)
+        count = min(read_number(call, "count", 1) or COUNT, COUNT_MAX)
+        bytes_max = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX)
+        limits = Limits(bytes_max, min(bytes_max, 1024), min(bytes_max, 1024), 4 * 1024)
+        number = read_number(call, "partition")
+        if number is None and len(topic.partitions) > 1 and not call.query.keys() & {"offset", "before", "time_ms"}:
+            return answer(await _newest(topic, principal, count, limits))
+        partition = topic.partition(number or 0)
+        page = await _page(call, partition, count)
+        first, end = partition.log.first_offset, partition.high_watermark
+        return answer(
+            Records(
+                [show(record, partition.number, name, principal, limits) for record in page.records],
+                partition.number,
+                len(topic.partitions),
+                first,
+                end,
+                page.next_offset,
+                page.first_offset if page.first_offset > first else None,
+                [principal.relative_text(note) for note in page.notes],
+            )
+        )
+
+    def _place(self, call: Call) -> tuple[Topic, Partition, int]:
+        """Return topic, partition and offset that a path names.
+
+        Raises:
+            web.HTTPNotFound: the path has no numbers there.
+        """
+        topic = readable(self._broker, call.principal, topic_of(call))
+        number, offset = (call.path_values[part] for part in ("partition", "offset"))
+        if not (is_number(number) and is_number(offset)):
+            raise web.HTTPNotFound
+        return topic, topic.partition(int(number)), int(offset)
+
+    async def _one(self, call: Call) -> web.Response:
+        topic, partition, offset = self._place(call)
+        record, data = await read_one(partition, offset, topic.name)
+        principal, name, root = call.principal, topic.name, call.principal.root
+        shown = show(record, partition.number, name, principal, WHOLE)
+        if root is not None:
+            record, data = relative_record(record, root), bytes(relative_chunk(data, root))
+        stored = StoredRecord(principal.relative(name), name, topic.id, partition.number, record, data)
+        first, end = partition.log.first_offset, partition.high_watermark
+        return answer(WholeRecord(shown, first, end, views_of(stored, self._encoders)))
+
+    async def _payload(self, call: Call) -> web.Response:
+        topic, partition, offset = self._place(call)
+        record, _ = await read_one(partition, offset, topic.name)
+        file = f"{_file_name(call.principal.relative(topic.name))}-{partition.number}-{offset}.bin"
+        headers = {**SAFE_HEADERS, "Content-Disposition": f'attachment; filename="{file}"'}
+        return web.Response(body=record.payload or b"", content_type="application/octet-stream", headers=headers)
+
+    # -- as records come ---------------------------------------------------------------------------------------------
+
+    async def _follow(self, call: Call) -> Answer:
+        name, principal = topic_of(call), call.principal
+        topic = readable(self._broker, principal, name)
+        number, offset = read_number(call, "partition"), read_number(call, "offset")
+        bytes_max = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX)
+        partitions = topic.partitions if number is None else [topic.partition(number)]
+        if self._followers >= FOLLOWERS_MAX:
+            raise web.HTTPServiceUnavailable(text=f"{FOLLOWERS_MAX} pages follow topics already, which is the limit")
+        cursors = {one: one.high_watermark if offset is None else offset for one in partitions}
+        self._followers += 1
+        try:
+            response = await call.begin_lines()
+            await response.write(b"\n")  # tells the reader that the records from here on come
+            limits = Limits(bytes_max)
+            while self._holds(topic, principal):
+                lines = [line for one in partitions for line in await _new_lines(one, cursors, name, principal, limits)]
+                if lines:
+                    await response.write(b"\n".join(lines) + b"\n")
+                    await asyncio.sleep(FOLLOW_SECONDS)
+                elif not await _any_beyond(cursors, HEARTBEAT_SECONDS):
+                    await response.write(b"\n")
+            await response.write(b'{"end":"The topic was removed, or the right to read it was taken away."}\n')
+            return response
+        finally:
+            self._followers -= 1
+
+    def _holds(self, topic: Topic, principal: Identity) -> bool:
+        """Return whether the topic is still there and may be read."""
+        broker = self._broker
+        return broker.find_topic(topic.name) is topic and broker.may_topic(principal, Action.READ, topic.name)
+
+    # -- export ------------------------------------------------------------------------------------------------------
+
+    async def _export(self, call: Call) -> Answer:
+        name, principal = topic_of(call), call.principal
+        topic = readable(self._broker, principal, name)
+        kind = call.query.get("format", "jsonl")
+        if kind not in ("jsonl", "csv"):
+            raise web.HTTPBadRequest(text=f"format is jsonl or csv, not {kind[:40]!r}")
+        number, left = read_number(call, "partition"), read_number(call, "count", 1)
+        partitions = topic.partitions if number is None else [topic.partition(number)]
+        spans = [await _span(call, one) for one in partitions]
+        file = f'attachment; filename="{_file_name(principal.relative(name))}.{kind}"'
+        type_ = LINES_TYPE if kind == "jsonl" else CSV_TYPE
+        response = await call.begin_lines({hdrs.CONTENT_TYPE: type_, "Content-Disposition": file})
+        if kind == "csv":
+            await response.write(csv_rows([CSV_COLUMNS]))
+        for partition, offset, end in spans:
+            while offset < end and (left is None or left > 0) and self._holds(topic, principal):
+                records, offset, _ = await read_some(partition, offset, end)
+                records = records[:left]
+                left = None if left is None else left - len(records)
+                await _write(response, [show(one, partition.number, name, principal, EXPORT) for one in records], kind)
+        return response
+
+
+async def _page(call: Call, partition: Partition, count: int) -> Page:
+    """Return the page that a query asks for; an offset outside of the partition is moved, and a note says so."""
+    first, end = partition.log.first_offset, partition.high_watermark
+    before, offset, time_ms = (read_number(call, name) for name in ("before", "offset", "time_ms"))
+    notes: list[str] = []
+    if time_ms is not None:
+        offset = await partition.find_time(time_ms)
+        if offset is None:
+            notes.append("No record is as late as this time: these are the last records.")
+        else:
+            offset = max(offset, first)
+    if offset is not None and offset < first:
+        notes.append(f"Retention has removed the records below offset {first}: the partition begins there now.")
+        offset = first
+    if offset is not None and offset > end:
+        notes.append(f"The partition ends at offset {end}: these are the last records.")
+        offset = None
+    if offset is not None:
+        page = await read_forwards(partition, offset, end, count)
+    else:
+        page = await read_backwards(partition, first, end if before is None else max(min(before, end), first), count)
+    page.notes[:0] = notes
+    return page
+
+
+async def _newest(topic: Topic, principal: Identity, count: int, limits: Limits) -> Records:
+    """Return the newest records of all partitions, by time."""
+    pages = [
+        (one, await read_backwards(one, one.log.first_offset, one.high_watermark, count)) for one in topic.partitions
+    ]
+    everything = [(record, one.number) for one, page in pages for record in page.records]
+    everything.sort(key=lambda pair: (pair[0].timestamp, pair[1], pair[0].offset))
+    shown = [show(record, number, topic.name, principal, limits) for record, number in everything[-count:]]
+    notes = [principal.relative_text(note) for _, page in pages for note in page.notes]
+    return Records(shown, None, len(topic.partitions), None, None, None, None, notes)
+
+
+async def _new_lines(
+    partition: Partition, cursors: dict[Partition, int], name: str, principal: Identity, limits: Limits
+) -> list[bytes]:
+    """Return the lines of the newest records behind a cursor, and move the cursor."""
+    end, offset = partition.high_watermark, cursors[partition]
+    lines: list[bytes] = []
+    start = max(offset, end - FOLLOW_COUNT, partition.log.first_offset)
+    if offset < start:
+        lines.append(b'{"skipped":%d,"partition":%d}' % (start - offset, partition.number))
+    elif offset > end:  # the end was lost with the disk: its offsets are given again
+        cursors[partition] = end
+        return lines
+    try:
+        page = await read_forwards(partition, start, end, FOLLOW_COUNT)
+    except OffsetOutOfRangeError:  # retention was faster
+        return lines
+    cursors[partition] = page.next_offset
+    return lines + [encode(show(record, partition.number, name, principal, limits)) for record in page.records]
+
+
+async def _any_beyond(cursors: dict[Partition, int], seconds: float) -> bool:
+    """Wait until a partition has a record at its cursor or goes away; return whether that was within `seconds`."""
+    some = asyncio.Event()
+    cancels = [partition.watch(offset, some.set) for partition, offset in cursors.items()]
+    try:
+        async with asyncio.timeout(seconds):
+            await some.wait()
+    except TimeoutError:
+        return False
+    finally:
+        for cancel in cancels:
+            cancel()
+    return True
+
+
+async def _span(call: Call, partition: Partition) -> tuple[Partition, int, int]:
+    """Return the offsets that a query names (`offset`, `time_ms`, `end`), as far as the partition has them."""
+    first, end = partition.log.first_offset, partition.high_watermark
+    offset, time_ms, stop = (read_number(call, name) for name in ("offset", "time_ms", "end"))
+    if time_ms is not None:
+        found = await partition.find_time(time_ms)
+        offset = end if found is None else found
+    return partition, max(offset or 0, first), end if stop is None else min(stop, end)
+
+
+async def _write(response: Lines, records: list[ShownRecord], kind: str) -> None:
+    if not records:
+        return
+    if kind == "csv":
+        await response.write(csv_rows([_row(record) for record in records]))
+    else:
+        await response.write(b"\n".join(map(encode, records)) + b"\n")
+
+
+def _row(record: ShownRecord) -> list[Any]:
+    """Return the cells of a record; `encoding` says whether key or payload is base64."""
+    coded = [name for name in ("key", "payload") if getattr(record, f"{name}_b64") is not UNSET]
+    key = record.key_b64 if record.key is UNSET else record.key
+    payload = record.payload_b64 if record.payload is UNSET else record.payload
+    cells = ["" if value is UNSET or value is None else value for value in (key, payload)]
+    headers = encode(record.headers).decode() if record.headers else ""
+    encoding = " ".join(f"{name}:base64" for name in coded)
+    return [record.partition, record.offset, record.time_ms, record.subject, *cells, headers, encoding]
+
+
+def csv_rows(rows: Sequence[Sequence[object]]) -> bytes:
+    """Return rows of CSV (RFC 4180) in which no cell is a formula: an apostrophe stands before one that would be."""
+    text = io.StringIO()
+    csv.writer(text).writerows([_harmless(cell) for cell in row] for row in rows)
+    return text.getvalue().encode()
+
+
+def _harmless(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULAS) else cell
+
+
+def is_number(text: str) -> bool:
+    """Return whether a segment of a path is the number of a partition or an offset."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
+def _file_name(topic: str) -> str:
+    return _UNSAFE.sub("-", printable(topic))[:80].strip("-.") or "topic"
