@@ -660,6 +660,17 @@ class AdminSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None
+    console: Annotated[bool, of("whether the endpoint serves the console, with its log-in")] = True
+    session_seconds: Annotated[float, of("how long a log-in at the console lasts at the most", "seconds", gt=0)] = (
+        604_800.0
+    )
+    session_idle_seconds: Annotated[
+        float, of("how long a log-in at the console lasts without a request", "seconds", gt=0)
+    ] = 28_800.0
+    sessions_max: Annotated[
+        int, of("browsers that are logged in; the one that was not used for the longest time gives way", "count", ge=1)
+    ] = 1_000
+    sessions_per_principal_max: Annotated[int, of("the same of one principal", "count", ge=1)] = 20
     open_metrics: Annotated[
         bool, of("whether metrics and the reasons of /health need no right to read $metrics while the gate is on")
     ] = False

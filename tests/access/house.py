@@ -13,6 +13,7 @@ from typing import Any, Self
 import jwt
 import msgspec
 
+from babelbus.clock import Clock
 from babelbus.config import AccessSettings, Config, EventmeshSettings, WorterbuchSettings, ZbusSettings
 from babelbus.core.access import SERVER, Credential, Effect, Principal, Row
 from babelbus.core.access.table import edits_for
@@ -99,8 +100,8 @@ def row(text: str) -> Row:
 class House(LiveServer):
     """The server; the test looks at what happens from inside, where nobody asks for rights."""
 
-    def __init__(self, folder: Path, config: Config | None = None) -> None:
-        super().__init__(config or configured(folder))
+    def __init__(self, folder: Path, config: Config | None = None, *, clock: Clock | None = None) -> None:
+        super().__init__(config or configured(folder), clock=clock)
         self.folder = folder
         self.heard: list[tuple[str, bytes | None]] = []
         self._rows: list[Row] = []

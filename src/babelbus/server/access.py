@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 FINGERPRINTS_NAME = "client_fingerprints"
 ADMINS_NAME = "client_admin_rights"
 TOPICS_NAME = "topics"
-CLIENTS_ORIGIN = "client lists"
-"""The origin of the principals that the lists of clients name."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 # What a line of the list of topics cannot hold as it is: a comment's sign in front, blanks at an end, other line ends.
 _ENCODED = re.compile(r"%|^#|^\s+|\s+$|[^\S ]")

@@ -21,7 +21,7 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config, TopicLayout
 from babelbus.core.access import SERVER, Identity, InvalidAccessError, Principal
 from babelbus.core.access.gate import Gate
-from babelbus.core.access.table import KEPT, id_of
+from babelbus.core.access.table import KEPT, LISTED, id_of
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import Promise, settled
@@ -39,7 +39,7 @@ from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
-from babelbus.server.access import CLIENTS_ORIGIN, AccessLists, ClientEntry, source_of
+from babelbus.server.access import AccessLists, ClientEntry, source_of
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.identities import prepare_identities
 from babelbus.server.loop_watch import LoopWatch
@@ -48,6 +48,9 @@ from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
+from babelbus.storage.notes import Note
+from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
+from babelbus.web.sessions import KeptSessions
 from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
@@ -230,7 +233,7 @@ class Server:
 
     def _import_clients(self) -> None:
         """Show the lists of clients in the table of access."""
-        self.gate.import_entries(CLIENTS_ORIGIN, self._lists.entries(self._is_principal))
+        self.gate.import_entries(LISTED, self._lists.entries(self._is_principal))
 
     def _is_principal(self, name: str) -> bool:
         return id_of(Principal(name)) in self.gate.table.entries
@@ -420,7 +423,10 @@ class Server:
             if self._api is None:
                 from babelbus.server.views import VIEWS
 
-                self._api = module.AdminApi(self, self.metrics, read_value=read_value, proofs=self.proofs, views=VIEWS)
+                sessions = Note(self._files, os.path.join(self.folder, CONF_NAME, SESSIONS_NAME), KeptSessions)
+                self._api = module.AdminApi(
+                    self, self.metrics, read_value=read_value, proofs=self.proofs, views=VIEWS, sessions=sessions
+                )
         return self._api
 
     def clients(self) -> "list[ClientLine]":

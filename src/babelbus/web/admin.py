@@ -1,9 +1,10 @@
 """The administration endpoint (docs/operations.md): metrics and health for machines, a JSON API for the command line.
 
-`/metrics`, `/health`, `/ready` and the pages of `/docs/` are open to who can connect. Everything below `/api` needs a
-proof in its `Authorization` header: the token of the data folder, or the token or password of a principal, which does
-what its rights allow. A web page of somebody else cannot set that header without our consent, which we never give
-(no CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
+`/metrics`, `/health`, `/ready`, the pages of `/docs/` and the files of the console are open to who can connect.
+Everything below `/api` needs a proof in its `Authorization` header: the token of the data folder, or the token or
+password of a principal, which does what its rights allow. The console has the cookie of its session instead, and a
+header beside it. A web page of somebody else cannot set these headers without our consent, which we never give (no
+CORS). The guard refuses it before that, also where its name is bound to this address (DNS rebinding).
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from babelbus.web.answers import HttpHandler, answer, answer_errors
 from babelbus.web.api import AdminApi
 from babelbus.web.callers import METRICS_SUBJECT, Callers, principal_of
 from babelbus.web.calls import BODY_BYTES_MAX, Handler, HttpCall
+from babelbus.web.console import ConsoleRoutes
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
@@ -50,7 +52,8 @@ class AdminServer:
         self.api = api
         self._metrics = metrics = api.metrics
         self._gate = broker.gate
-        self._callers = Callers(token, broker.gate, api.proofs, server.clock)
+        self._callers = Callers(token, broker.gate, api.proofs, server.clock, api.sessions)
+        self._token = token
         self._settings = settings
         self._limits = ConnectionLimits(
             metrics,
@@ -64,6 +67,7 @@ class AdminServer:
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []
         self._pages = PageRoutes(settings)
+        self._console = ConsoleRoutes(server, self._callers, api.sessions) if settings.console else None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -84,6 +88,8 @@ class AdminServer:
         await runner.setup()
         assert runner.server is not None
         self._runner = runner
+        if self._console is not None:
+            self.api.sessions.begin(self._token)
         self._listeners = await self._limits.listen(runner.server, sockets)
 
     async def stop(self) -> None:
@@ -106,6 +112,8 @@ class AdminServer:
         router.add_get("/ready", self._get_ready)
         for path, page in self._pages.routes:
             router.add_get(path, page)
+        for method, path, answer_page in () if self._console is None else self._console.routes:
+            (router.add_get if method == "GET" else router.add_post)(path, answer_page)
         # `{name}` is one segment of the path as it was sent: the slash in `plant%2Fline1` stays inside the name.
         for method, path, handler in self.api.direct.routes:
             router.add_route(method, path, self._identified(handler))

@@ -6,8 +6,10 @@ from babelbus.core.access import Identity
 from babelbus.core.state import StateEditor, editor_for
 from babelbus.identities.proofs import Proofs
 from babelbus.metrics import Metrics
+from babelbus.storage.notes import Note
 from babelbus.web.access import AccessRoutes
 from babelbus.web.clients import ClientRoutes
+from babelbus.web.console_calls import ConsoleCalls
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.copies import CopyRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
@@ -18,6 +20,7 @@ from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.records import RecordRoutes
 from babelbus.web.requests import RequestRoutes
 from babelbus.web.server import Host, ServerRoutes
+from babelbus.web.sessions import KeptSessions, Sessions
 from babelbus.web.state import StateRoutes
 from babelbus.web.status import StatusRoutes
 from babelbus.web.topics import TopicRoutes
@@ -35,6 +38,7 @@ class AdminApi:
         read_value: Callable[[bytes], bytes],
         proofs: Proofs | None = None,
         views: Encoders | None = None,
+        sessions: Note[KeptSessions] | None = None,
     ) -> None:
         broker = server.broker
         self.metrics = metrics
@@ -44,6 +48,7 @@ class AdminApi:
             state, history = broker.state_for(principal), broker.history_for(principal)
             return editor_for(principal, state, history, server.clock, read_value)
 
+        self.sessions = Sessions(broker.gate, server.clock, server.config.admin, broker.writer, sessions)
         self.live = LiveRoutes(broker, editor_of, metrics)
         self._requests = RequestRoutes(broker, server.clock)
         pipelines = Pipelines(server.clock)
@@ -64,10 +69,12 @@ class AdminApi:
                 *DeadLetterRoutes(broker).routes,
                 *PipelineRoutes(pipelines).routes,
                 *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
+                *ConsoleCalls(self.sessions).routes,
             )
         )
 
     def close(self) -> None:
         """End the live answers in good order."""
+        self.sessions.close()
         self.live.close()
         self._requests.close()

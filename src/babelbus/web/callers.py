@@ -1,4 +1,4 @@
-"""Callers of the administration endpoint: who asks, by token, password or certificate, and how long that holds.
+"""Callers of the administration endpoint: who asks, by token, password, certificate or session, and for how long.
 
 The token of the data folder is the built-in administrator, who is never asked for rights. A principal of the table
 proves its name by a token or a password of its own, or by a client certificate. Its rights are those of the table, also
@@ -23,10 +23,17 @@ from babelbus.identities.directory import names_of
 from babelbus.identities.errors import CredentialError, TooManyProofsError
 from babelbus.identities.proofs import Proofs
 from babelbus.web.calls import Call
+from babelbus.web.sessions import Session, Sessions
 
 PROTOCOL: Final = "admin"
+CONSOLE: Final = "console"
+"""Begins the sources of callers that have logged in with a browser."""
 ADMIN: Final = Identity(PROTOCOL, PROTOCOL, None)
 """The built-in administrator."""
+COOKIE: Final = "babelbus_session"
+"""The cookie with the id of a session; behind it `_` and the port, since all ports of a host share their cookies."""
+PAGE_HEADER: Final = "X-Babelbus-Console"
+"""The header of the console's requests: a page of somebody else cannot set it without our consent."""
 SERVER_SUBJECT: Final = "$server"
 """The subject of requests that are about the server itself."""
 ACCESS_SUBJECT: Final = "$access"
@@ -48,6 +55,7 @@ class Caller(msgspec.Struct, frozen=True):
     identity: Identity
     credentials: tuple[Credential, ...] = ()
     until_ms: float = math.inf
+    session: Session | None = None
 
 
 _CALLER: Final = web.RequestKey("caller", Caller)
@@ -62,6 +70,34 @@ def caller_of(request: web.Request) -> Identity | None:
     """Return who asks over HTTP, `None` before it is known."""
     caller = request.get(_CALLER)
     return None if caller is None else caller.identity
+
+
+def until_of(request: web.Request) -> float:
+    """Return when the proof of who asks over HTTP ends, in milliseconds since 1970."""
+    return request[_CALLER].until_ms
+
+
+def session_of(request: web.Request) -> Session | None:
+    """Return the session of who asks over HTTP, `None` for a caller that has proved its name otherwise."""
+    return request[_CALLER].session
+
+
+def cookie_of(request: web.Request) -> str:
+    """Return the name of the cookie for the address that the browser asks."""
+    _, colon, port = request.host.rpartition(":")
+    return f"{COOKIE}_{port}" if colon and port.isascii() and port.isdigit() else COOKIE
+
+
+def check_page(request: web.Request) -> None:
+    """Check that a page of this server sends a request: only a page can have a cookie sent that it does not know.
+
+    Raises:
+        web.HTTPForbidden: the header of the console is missing, or a page of another origin asks.
+    """
+    if request.headers.getall(PAGE_HEADER, []) != ["1"]:
+        raise web.HTTPForbidden(text=f"a request with a log-in of the console needs the header {PAGE_HEADER}: 1")
+    if any(site != "same-origin" for site in request.headers.getall("Sec-Fetch-Site", [])):
+        raise web.HTTPForbidden(text="only a page of this server may use a log-in of the console")
 
 
 def topic_of(call: Call, place: str = "name") -> str:
@@ -88,8 +124,11 @@ def is_caller(call: Call, other: Identity) -> bool:
 class Callers:
     """Proves who asks, and ends the requests of principals whose proofs changed."""
 
-    def __init__(self, token: str, gate: Gate, proofs: Proofs, clock: Clock) -> None:
+    def __init__(self, token: str, gate: Gate, proofs: Proofs, clock: Clock, sessions: Sessions) -> None:
         self._token = token.encode()
+        self._sessions = sessions
+        sessions.on_ended = self._session_ended
+        sessions.is_running = lambda session: any(one.session is session for _, one, _ in self._open.values())
         self._gate = gate
         self._proofs = proofs
         self._clock = clock
@@ -107,17 +146,23 @@ class Callers:
         caller = await self._identify(request)
         request[_CALLER] = caller
         self._open[id(request)] = request, caller, asyncio.current_task()
-        self._note_login(caller.identity, request.remote or "local")
+        if caller.session is None:
+            self._note_login(caller.identity, request.remote or "local")
+        else:
+            self._sessions.use(caller.session)
 
     def leave(self, request: web.Request) -> None:
         """Remove a request that is answered."""
-        self._open.pop(id(request), None)
+        entry = self._open.pop(id(request), None)
+        if entry is not None and entry[1].session is not None:
+            self._sessions.use(entry[1].session)
 
     def access_changed(self) -> None:
         """Close the connections of principals that are gone or prove themselves otherwise from now on.
 
         Called when the table has changed, and when a credential has expired.
         """
+        self._sessions.access_changed()
         own = asyncio.current_task()  # who changes the own credentials gets the answer
         now_ms = self._clock.now_ms()
         for request, caller, task in list(self._open.values()):
@@ -130,47 +175,103 @@ class Callers:
             if not holds and request.transport is not None:
                 request.transport.abort()
 
+    def _session_ended(self, session: Session) -> None:
+        """Close the connections of a session that has ended."""
+        own = asyncio.current_task()  # who logs out gets the answer
+        for request, caller, task in list(self._open.values()):
+            if caller.session is session and task is not own and request.transport is not None:
+                request.transport.abort()
+
     async def _identify(self, request: web.Request) -> Caller:
         given = request.headers.get(hdrs.AUTHORIZATION, "")
         scheme, _, text = given.partition(" ")
         text = text.strip(" ")
         address = request.remote or "local"
         if scheme.lower() == "basic" and text:
-            return await self._by_password(text, address)
+            return await self._by_basic(text, address)
+        if scheme.lower() == "bearer":
+            caller = self.find_token(text)
+            if caller is not None:
+                return caller
+        if not given:
+            ids = _session_ids(request)
+            caller = await self._by_session(request, ids) or self._by_certificate(request)
+            if caller is not None:
+                return caller
+            if ids:
+                raise unauthorized("the log-in has ended: log in again")
+        return await self.refuse(address, ADMIN.name, "the admin token is missing or wrong", is_guess=bool(text))
+
+    def find_token(self, text: str) -> Caller | None:
+        """Return the caller that a token proves.
+
+        Raises:
+            web.HTTPUnauthorized: the token has expired.
+        """
         # In constant time: how long a wrong guess takes must not tell how much of it was right. The right token
         # passes also while its address waits: nobody guesses 256 bits, and on loopback all have one address.
-        is_token = hmac.compare_digest(text.encode("utf-8", "surrogateescape"), self._token)
-        if scheme.lower() == "bearer":
-            if is_token:
-                return Caller(ADMIN)
-            found = self._proofs.directory.find_token(text)
-            if found is not None:
-                return self._caller(*found)
-            if self._proofs.directory.is_expired_token(text):
-                raise _unauthorized("the token has expired")
-        if not given:
-            found = self._by_certificate(request)
-            if found is not None:
-                return self._caller(*found)
-        return await self._refuse(address, ADMIN.name, "the admin token is missing or wrong", is_guess=bool(text))
+        if hmac.compare_digest(text.encode("utf-8", "surrogateescape"), self._token):
+            return Caller(ADMIN)
+        found = self._proofs.directory.find_token(text)
+        if found is not None:
+            return self._caller(*found)
+        if self._proofs.directory.is_expired_token(text):
+            raise unauthorized("the token has expired")
+        return None
 
-    def _by_certificate(self, request: web.Request) -> tuple[str, Credential] | None:
+    async def _by_session(self, request: web.Request, ids: list[str]) -> Caller | None:
+        """Return the caller that has logged in with a browser.
+
+        Raises:
+            web.HTTPException: somebody else may have sent the request, or set a cookie.
+        """
+        if not ids:
+            return None
+        check_page(request)
+        if len(ids) > 1:
+            raise unauthorized("the request has two log-ins: log in again")
+        session = await self._sessions.find(ids[0])
+        return None if session is None else self.caller_in(session)
+
+    def caller_in(self, session: Session) -> Caller:
+        """Return the caller of a session that holds."""
+        if session.name is None:
+            return Caller(msgspec.structs.replace(ADMIN, source=CONSOLE), (), session.ends_ms, session)
+        caller = self._caller(session.name, None)
+        identity = msgspec.structs.replace(caller.identity, source=f"{CONSOLE}:{session.name}")
+        return Caller(identity, caller.credentials, session.ends_ms, session)
+
+    async def find_session(self, request: web.Request) -> Session | None:
+        """Return the session that a request names; a request with two has none."""
+        ids = _session_ids(request)
+        return await self._sessions.find(ids[0]) if len(ids) == 1 else None
+
+    def _by_certificate(self, request: web.Request) -> Caller | None:
         ssl_object = None if request.transport is None else request.transport.get_extra_info("ssl_object")
         certificate = None if ssl_object is None else ssl_object.getpeercert(True)
         if not certificate:
             return None
         try:
-            return self._proofs.directory.find_names(names_of(certificate))
+            found = self._proofs.directory.find_names(names_of(certificate))
         except CredentialError:
             return None
+        return None if found is None else self._caller(*found)
 
-    async def _by_password(self, text: str, address: str) -> Caller:
+    async def _by_basic(self, text: str, address: str) -> Caller:
         try:
             user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
             user, colon, password = "", "", ""
         if not colon:
-            raise _unauthorized("the user and the password are base64 of USER:PASSWORD in UTF-8")
+            raise unauthorized("the user and the password are base64 of USER:PASSWORD in UTF-8")
+        return await self.prove_password(user, password, address)
+
+    async def prove_password(self, user: str, password: str, address: str, door: str = PROTOCOL) -> Caller:
+        """Return the caller that a password proves.
+
+        Raises:
+            web.HTTPException: the password is wrong, or cannot be looked at now.
+        """
         wait = self._door.check(address, user)
         if wait:
             await self._delay(wait)
@@ -179,7 +280,7 @@ class Callers:
         except TooManyProofsError as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from error
         if not is_right:
-            await self._refuse(address, user, "the user or the password is wrong", is_guess=True)
+            await self.refuse(address, user, "the user or the password is wrong", is_guess=True, door=door)
         self._door.succeeded(address, user)
         return self._caller(user, self._proofs.passwords.proved(user, password))
 
@@ -191,7 +292,9 @@ class Callers:
         identity = Identity(f"{PROTOCOL}:{name}", name, table.rights(name), table.root(name))
         return Caller(identity, credentials, until_ms)
 
-    async def _refuse(self, address: str, name: str, text: str, *, is_guess: bool) -> NoReturn:
+    async def refuse(
+        self, address: str, name: str, text: str, *, is_guess: bool = True, door: str = PROTOCOL
+    ) -> NoReturn:
         """Refuse a request; a client that sends wrong proofs is told to wait.
 
         Raises:
@@ -202,8 +305,8 @@ class Callers:
             if wait:
                 await self._delay(wait)
             self._door.failed(address, name)
-            self._gate.note_login(name, f"{PROTOCOL} {address}", refused=text, is_known=name == ADMIN.name)
-        raise _unauthorized(text)
+            self._gate.note_login(name, f"{door} {address}", refused=text, is_known=name == ADMIN.name)
+        raise unauthorized(text)
 
     async def _delay(self, wait: float) -> NoReturn:
         # Answered late, on a connection that then closes: a flood of guesses costs no more than its connections.
@@ -227,5 +330,13 @@ class Callers:
             del self._logins[next(iter(self._logins))]
 
 
-def _unauthorized(text: str) -> web.HTTPUnauthorized:
+def _session_ids(request: web.Request) -> list[str]:
+    """Return the ids of sessions in the cookies of a request: a browser may send two, when somebody else set one."""
+    name = cookie_of(request)
+    pairs = (pair.partition("=") for line in request.headers.getall(hdrs.COOKIE, []) for pair in line.split(";"))
+    return [value.strip() for key, _, value in pairs if key.strip() == name and value.strip()]
+
+
+def unauthorized(text: str) -> web.HTTPUnauthorized:
+    """Return the refusal of a request that proves nothing."""
     return web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})

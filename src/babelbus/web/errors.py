@@ -23,6 +23,10 @@ class UnknownPrincipalError(BabelbusError):
     """The table has no principal of this name that can be changed."""
 
 
+class SessionsClosedError(BabelbusError):
+    """The client cannot log in at the console; the message says why."""
+
+
 class ImportedPrincipalError(BabelbusError):
     """The principal comes from a file, and is changed there."""
 

@@ -39,7 +39,7 @@ OpenTopic = Callable[[], Work[Topic]]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `kind` is `refusal`, `login`, `login-refused` or `change`."""
+    """One record. `kind` is `refusal`, `login`, `login-refused`, `logout` or `change`."""
 
     kind: str
     time_ms: int
@@ -79,6 +79,10 @@ class Audit:
     def login(self, name: str, source: str, *, refused: str = "") -> str:
         """Record a login, or why it was refused; return the id of the record."""
         return self._fold("login-refused" if refused else "login", name, source, "", "", refused)
+
+    def logout(self, name: str, source: str) -> None:
+        """Record that a client has logged out."""
+        self._fold("logout", name, source, "", "")
 
     def changed(self, by: Identity, version: int, before: list[Any], after: list[Any]) -> None:
         """Record a change of the table, with the entries before and after it."""

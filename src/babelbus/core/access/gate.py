@@ -142,6 +142,11 @@ class Gate:
             name = f"{UNKNOWN_PREFIX}{digest.hexdigest()}"
         return self.audit.login(name, source, refused=refused)
 
+    def note_logout(self, name: str, source: str) -> None:
+        """Record in the audit that a client has logged out, if the gate is on."""
+        if self.enforcing:
+            self.audit.logout(name, source)
+
     def owner(self, source: str, owner: str) -> Identity:
         """Return the identity of who is kept as an owner, see `owner_of`; strangers, if nobody is.
 

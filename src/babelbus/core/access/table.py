@@ -46,6 +46,8 @@ Edit = tuple[str, Entry | None]
 MODE_ID = '["mode"]'
 BUILT_IN: Final = "built in"
 KEPT: Final = "table"
+LISTED: Final = "client lists"
+"""The origin of the principals that the lists of clients name."""
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -1,0 +1,61 @@
+"""Requests of the console that every door has: what the caller may do, and codes that log a browser in."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from babelbus.core.access import ACTIONS, may
+from babelbus.web.answers import answer, read_body
+from babelbus.web.callers import ADMIN, CONSOLE
+from babelbus.web.calls import Call, Route
+from babelbus.web.errors import SessionsClosedError
+from babelbus.web.sessions import Sessions
+
+QUESTIONS_MAX = 1_000
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the caller may do something to a subject."""
+
+    action: str
+    subject: str
+
+
+class Questions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /api/console/may."""
+
+    questions: Annotated[list[Question], msgspec.Meta(max_length=QUESTIONS_MAX)]
+
+
+class ConsoleCalls:
+    """The requests about rights and codes."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """Method, path, and who answers."""
+        return (("POST", "/api/console/may", self._may), ("POST", "/api/console/links", self._link))
+
+    async def _may(self, call: Call) -> web.Response:
+        """Answer each question with true or false; nothing of it is a refusal, so the audit has nothing of it."""
+        asked = await read_body(call, Questions)
+        principal, answers = call.principal, []
+        for question in asked.questions:
+            action = ACTIONS.get(question.action)
+            if action is None:
+                raise web.HTTPBadRequest(text=f"there is no action {question.action[:40]!r}")
+            answers.append(may(principal, action, principal.absolute(question.subject)))
+        return answer({"answers": answers})
+
+    async def _link(self, call: Call) -> web.Response:
+        """Answer with a code that logs the caller in once."""
+        principal = call.principal
+        if principal.source.partition(":")[0] == CONSOLE:
+            # A session has an end, which a code made in it would put off again and again.
+            raise SessionsClosedError("a log-in of the console makes no codes; use a token or a password")
+        code, expires_ms = self._sessions.make_code(principal, ADMIN)
+        return answer({"code": code, "expires_ms": expires_ms}, status=201)
