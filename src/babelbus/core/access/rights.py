@@ -25,7 +25,6 @@ from babelbus.core.access.root import Root
 from babelbus.core.subject import CACHED_LENGTH_MAX, EVERYTHING, Element, PathPattern, Pattern, below, exactly
 from babelbus.core.subject_index import SubjectIndex
 
-_ALL_GRANTED = {True}
 ANSWERS_MAX = 8_192
 """Most answers of each action that a principal remembers; subjects are chosen by clients."""
 
@@ -190,7 +189,7 @@ class Rights:
 
     def find_refused(self, action: Action, subjects: Sequence[str]) -> str | None:
         """Return the first subject on which the action is not granted; costs little for subjects asked before."""
-        if set(map(self._answers[action].get, subjects)) == _ALL_GRANTED:
+        if all(map(self._answers[action].get, subjects)):
             return None
         return next((subject for subject in subjects if not self.may(action, subject)), None)
 
