@@ -1037,6 +1037,39 @@ class AdminRecords(Admin):
         return statuses == {200}
 
 
+class AdminViews(Admin):
+    """The parts of the state that pages show: each way to the same key must give the same answer."""
+
+    name, listener = "admin views", "admin"
+    also: ClassVar = {"write_state": "subscribe"}
+
+    def fetch(self, path: str, **query: str) -> tuple[int, Any]:
+        with contextlib.closing(self._send("GET", path, None, query)) as connection:
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+
+    def get(self, subject: str) -> bool:
+        status, entry = self.fetch("/api/state/entry", key=subject)
+        _, found = self.fetch("/api/state/search", pattern=subject)
+        parent, _, name = subject.rpartition("/")
+        _, level = self.fetch("/api/state/nodes", **({"parent": parent} if parent else {}))
+        ways = {
+            status == 200 and entry["value"] is not None,
+            [node["key"] for node in found.get("nodes", ()) if "value" in node] == [subject],
+            name in [node["name"] for node in level.get("nodes", ()) if "value" in node],
+        }
+        assert len(ways) == 1, (entry, found, level)
+        return ways.pop()
+
+    def read(self, subject: str) -> bool:
+        status, answer = self.fetch("/api/state/differences", pattern=subject, from_time="1")
+        return status == 200 and [row["key"] for row in answer["rows"]] == [subject]
+
+    def write_state(self, subject: str, value: bytes) -> bool:
+        digest = self.fetch("/api/state/entry", key=subject)[1].get("digest", "")
+        return self.ask("PUT", "/api/state/value", value, key=subject, digest=digest) == 200
+
+
 class AdminLines:
     """An answer of the API over jebp, as that of HTTP."""
 
@@ -1144,5 +1177,5 @@ def close_connections() -> None:
 DRIVERS: tuple[type[Driver], ...] = (
     *(Jebp, JebpCalls, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
     *(ZbusSocket, ZbusHttp, ZbusMonitorSocket, ZbusMonitor),
-    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, AdminRecords, AdminJebp),
+    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, AdminRecords, AdminViews, AdminJebp),
 )

@@ -34,10 +34,13 @@ from babelbus.core.state import (
     AsOf,
     HistoryGoneError,
     InvalidKeyError,
+    InvalidMomentsError,
     InvalidPatternError,
     InvalidValueError,
     NoSuchKeyError,
     ReadOnlyKeyError,
+    TooManyChangesError,
+    ValueChangedError,
     VersionedError,
     VersionMismatchError,
 )
@@ -101,6 +104,9 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (TooManyPipelinesError, 429, "too_many_pipelines"),
     (VersionedError, 409, "versioned"),
     (VersionMismatchError, 409, "version_mismatch"),
+    (ValueChangedError, 409, "value_changed"),
+    (InvalidMomentsError, 400, "invalid_moments"),
+    (TooManyChangesError, 400, "too_many_changes"),
     (HistoryGoneError, 410, "history_gone"),
     (OffsetOutOfRangeError, 416, "offset_out_of_range"),
     (AccessRefusedError, 403, "refused"),
@@ -194,15 +200,15 @@ def read_number(call: Call, name: str, minimum: int = 0) -> int | None:
     return int(text)
 
 
-def read_moment(call: Call) -> AsOf | None:
+def read_moment(call: Call, name: str = "as_of") -> AsOf | None:
     """Read `as_of_offset` or `as_of_time` (ms since 1970); neither is now."""
-    offset, time_ms = read_number(call, "as_of_offset"), read_number(call, "as_of_time")
+    offset, time_ms = read_number(call, f"{name}_offset"), read_number(call, f"{name}_time")
     if offset is None and time_ms is None:
         return None
     try:
         return AsOf(offset=offset, time_ms=time_ms)
     except ValueError:
-        raise web.HTTPBadRequest(text="as_of_offset and as_of_time are two moments: give one of them") from None
+        raise web.HTTPBadRequest(text=f"{name}_offset and {name}_time are two moments: give one of them") from None
 
 
 def answer(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -22,6 +22,7 @@ from babelbus.web.requests import RequestRoutes
 from babelbus.web.server import Host, ServerRoutes
 from babelbus.web.sessions import KeptSessions, Sessions
 from babelbus.web.state import StateRoutes
+from babelbus.web.state_views import StateViews
 from babelbus.web.status import StatusRoutes
 from babelbus.web.topics import TopicRoutes
 from babelbus.web.views import Encoders
@@ -62,6 +63,7 @@ class AdminApi:
                 *StatusRoutes(server, metrics).routes,
                 *ClientRoutes(server).routes,
                 *StateRoutes(editor_of).routes,
+                *StateViews(editor_of, server.clock.now_ms).routes,
                 *self.live.routes,
                 *self._requests.routes,
                 *GroupRoutes(broker).routes,

@@ -4,7 +4,8 @@ A line {"dropped": n} stands where n lines are missing because the reader did no
 says that nothing has happened for `HEARTBEAT_SECONDS`: both sides notice when the other is gone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -22,19 +23,23 @@ from babelbus.metrics import Metrics
 from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.record import Headers
 from babelbus.units import MIB
-from babelbus.web.answers import answer, read_body, read_text, write_lines
+from babelbus.web.answers import answer, read_body, read_number, read_text, write_lines
 from babelbus.web.callers import PROTOCOL
 from babelbus.web.calls import Answer, Call, Lines, Route
 from babelbus.web.errors import InvalidEventError
 from babelbus.web.feed import Feed
 from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
 from babelbus.web.state import EditorOf, encode_entries, one_line
+from babelbus.web.state_views import clip
 
 HEARTBEAT_SECONDS = 10.0
 FEEDS_MAX = 64
 """Most live answers at once: each may hold `Bound` of memory."""
 BODY_BYTES_MAX = 64 * MIB
 NO_BOUND = Bound()
+LATEST_KEYS_MAX = 10_000
+"""Most keys whose last change waits for the next look."""
+LATEST_SECONDS_MAX = 60.0
 Stop = Callable[[], None]
 
 encode = msgspec.json.Encoder().encode
@@ -67,6 +72,9 @@ class ChangeLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     value: msgspec.Raw | Unset = UNSET
     version: int = 0
     deleted: bool = False
+    text: str | Unset = UNSET
+    """The beginning of the value instead of `value`, if the request limits its bytes."""
+    bytes: int | Unset = UNSET
 
 
 class SendBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,15 +147,22 @@ class LiveRoutes:
         return await self._follow(call, begin)
 
     async def _watch(self, call: Call) -> Answer:
-        """Answer with the present values as lines of `StateLine`, if not `new_only`, then with changes."""
+        """Answer with the present values as lines of `StateLine`, if not `new_only`, then with changes.
+
+        With `every_ms` only the last change of each key in that time is answered, with `bytes_max` only the beginning
+        of its value.
+        """
         pattern, new_only = read_text(call, "pattern"), "new_only" in call.query
+        bytes_max, every_ms = read_number(call, "bytes_max"), read_number(call, "every_ms", 1)
         editor = self._editor_of(call.principal)
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
-            entries, stop = editor.watch(
-                pattern, lambda changes: feed.put(partial(encode_change, one) for one in changes)
-            )
-            return encode_entries([] if new_only else entries), stop
+            def put(changes: Iterable[StateChange]) -> None:
+                feed.put(partial(encode_change, one, bytes_max) for one in changes)
+
+            latest = None if every_ms is None else Latest(put, every_ms / 1000)
+            entries, stop = editor.watch(pattern, put if latest is None else latest.hear)
+            return encode_entries([] if new_only else entries), stop if latest is None else partial(_stop, stop, latest)
 
         return await self._follow(call, begin)
 
@@ -257,7 +272,46 @@ def encode_event(event: Event) -> bytes:
     )
 
 
-def encode_change(change: StateChange) -> bytes:
-    """Return the line of a change of the state."""
-    value = UNSET if change.value is None else msgspec.Raw(one_line(change.value))
-    return encode(ChangeLine(change.timestamp, change.source, change.key, value, change.version, value is UNSET))
+class Latest:
+    """Keeps the last change of each key for a while, so that a key that changes often costs its reader little."""
+
+    def __init__(self, put: Callable[[Iterable[StateChange]], None], seconds: float) -> None:
+        self._put = put
+        self._seconds = min(seconds, LATEST_SECONDS_MAX)
+        self._changes: dict[str, StateChange] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hear(self, changes: Sequence[StateChange]) -> None:
+        """Keep changes; they are passed on together."""
+        for change in changes:
+            self._changes[change.key] = change
+        if len(self._changes) > LATEST_KEYS_MAX:
+            self._pass_on()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._pass_on)
+
+    def _pass_on(self) -> None:
+        self.close()
+        changes, self._changes = self._changes, {}
+        self._put(changes.values())
+
+    def close(self) -> None:
+        """Stop waiting; what is kept is dropped."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _stop(stop: Stop, latest: Latest) -> None:
+    stop()
+    latest.close()
+
+
+def encode_change(change: StateChange, bytes_max: int | None = None) -> bytes:
+    """Return the line of a change of the state; with `bytes_max`, with the beginning of its value as text."""
+    value = change.value
+    if value is None or bytes_max is None:
+        raw = UNSET if value is None else msgspec.Raw(one_line(value))
+        return encode(ChangeLine(change.timestamp, change.source, change.key, raw, change.version, value is None))
+    line = ChangeLine(change.timestamp, change.source, change.key, version=change.version)
+    return encode(msgspec.structs.replace(line, text=clip(value, bytes_max), bytes=len(value)))

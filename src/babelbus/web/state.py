@@ -6,10 +6,11 @@ import msgspec
 from aiohttp import web
 
 from babelbus.core.access import Identity
-from babelbus.core.state import REVISIONS_MAX, Entry, StateEditor
+from babelbus.core.state import REVISIONS_MAX, Entry, Revision, StateEditor, ValueChangedError
 from babelbus.units import MIB
 from babelbus.web.answers import answer, read_body, read_moment, read_number, read_text, write_lines
 from babelbus.web.calls import Answer, Call, Route
+from babelbus.web.state_views import clip, digest_of
 
 EditorOf = Callable[[Identity], StateEditor]
 """Builds the state as a principal may see and change it."""
@@ -26,7 +27,10 @@ class StateLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RevisionLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One stored change of a key: a value, or that it was deleted. `timestamp` is milliseconds since 1970."""
+    """One stored change of a key: a value, or that it was deleted. `timestamp` is milliseconds since 1970.
+
+    If the request limits the bytes of a value, there is `text` and `bytes` instead of `value`.
+    """
 
     offset: int
     timestamp: int
@@ -34,6 +38,8 @@ class RevisionLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     version: int = 0
     deleted: bool = False
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    bytes: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,10 +78,14 @@ class StateRoutes:
         return answer(line_of(await self._state(call).get(read_text(call, "key"), read_moment(call))))
 
     async def _set(self, call: Call) -> web.Response:
-        """Set a key to the body; `version` in the query makes it a compare-and-set, 0 if the key must not exist."""
+        """Set a key to the body; `version` in the query makes it a compare-and-set, 0 if the key must not exist.
+
+        With `digest`, the key must have the value that has this digest, which is empty for no value.
+        """
         key, version = read_text(call, "key"), read_number(call, "version")
         value = await call.read(VALUE_BYTES_MAX)
         state = self._state(call)
+        await _check_digest(call, state, key)
         if version is None:
             state.set(key, value)
         else:
@@ -84,8 +94,9 @@ class StateRoutes:
         return answer({"key": key, "version": version or 0})
 
     async def _delete(self, call: Call) -> web.Response:
-        state = self._state(call)
-        deleted = state.delete(read_text(call, "key"))
+        state, key = self._state(call), read_text(call, "key")
+        await _check_digest(call, state, key)
+        deleted = state.delete(key)
         await state.commit().wait()
         return answer(line_of(deleted))
 
@@ -111,22 +122,42 @@ class StateRoutes:
 
     async def _revisions(self, call: Call) -> web.Response:
         key, before = read_text(call, "key"), read_number(call, "before")
-        count_max = read_number(call, "max", 1)
+        count_max, bytes_max = read_number(call, "max", 1), read_number(call, "bytes_max")
         found, complete_from = await self._state(call).revisions(
             key, before, REVISIONS_MAX if count_max is None else count_max
         )
-        lines = [
-            RevisionLine(
-                one.offset,
-                one.timestamp,
-                one.source,
-                msgspec.UNSET if one.value is None else msgspec.Raw(one_line(one.value)),
-                one.version,
-                one.value is None,
-            )
-            for one in found
-        ]
+        lines = [revision_line(one, bytes_max) for one in found]
         return answer({"key": key, "complete_from": complete_from, "revisions": lines})
+
+
+async def _check_digest(call: Call, state: StateEditor, key: str) -> None:
+    """Check that a key still has the value that the caller has seen, if the request says which.
+
+    Raises:
+        ValueChangedError: it has not.
+    """
+    digest = call.query.get("digest")
+    if digest is None:
+        return
+    entry = state.find(key)
+    if ("" if entry is None else await digest_of(entry)) != digest:
+        raise ValueChangedError(key)
+    present = state.find(key)
+    if entry is not None and (present is None or present[1] is not entry[1] or present[2] != entry[2]):
+        raise ValueChangedError(key)
+
+
+def revision_line(revision: Revision, bytes_max: int | None = None) -> RevisionLine:
+    """Return a change as its line; with `bytes_max`, with the beginning of its value as text."""
+    value = revision.value
+    line = RevisionLine(
+        revision.offset, revision.timestamp, revision.source, version=revision.version, deleted=value is None
+    )
+    if value is None:
+        return line
+    if bytes_max is None:
+        return msgspec.structs.replace(line, value=msgspec.Raw(one_line(value)))
+    return msgspec.structs.replace(line, text=clip(value, bytes_max), bytes=len(value))
 
 
 async def _stream(call: Call, entries: Sequence[Entry]) -> Answer:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babelbus.core.state.history import AsOf, History, HistoryGoneError, Revision
+from babelbus.core.state.differences import Revision
+from babelbus.core.state.history import AsOf, History, HistoryGoneError
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.records.format import CorruptRecordError

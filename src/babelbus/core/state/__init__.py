@@ -1,20 +1,31 @@
 """State: the last value of each key as a tree, its log, locks and history (docs/state.md)."""
 
+from babelbus.core.state.differences import (
+    Difference,
+    Differences,
+    InvalidMomentsError,
+    Revision,
+    TooManyChangesError,
+)
 from babelbus.core.state.editor import (
     Entry,
     InvalidPatternError,
     InvalidValueError,
+    Node,
+    Nodes,
     ReadOnlyKeyError,
     StateChange,
     StateEditor,
+    ValueChangedError,
     check_state_pattern,
     editor_for,
 )
 from babelbus.core.state.guard import GuardedHistory, GuardedState
-from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError, Revision
+from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
 from babelbus.core.state.log import Change, Commit, Kept, Kind, StateLog
+from babelbus.core.state.paging import PageRequest
 from babelbus.core.state.patterns import (
     ELEMENTS_MAX,
     KEY_BYTES_MAX,
@@ -53,6 +64,8 @@ __all__ = [
     "AsOf",
     "Change",
     "Commit",
+    "Difference",
+    "Differences",
     "Entry",
     "Granted",
     "GuardedHistory",
@@ -60,6 +73,7 @@ __all__ = [
     "History",
     "HistoryGoneError",
     "InvalidKeyError",
+    "InvalidMomentsError",
     "InvalidPatternError",
     "InvalidValueError",
     "Kept",
@@ -67,7 +81,10 @@ __all__ = [
     "Kind",
     "LockHeldError",
     "NoSuchKeyError",
+    "Node",
+    "Nodes",
     "NotLockedError",
+    "PageRequest",
     "PatternFault",
     "Published",
     "ReadOnlyKeyError",
@@ -77,6 +94,8 @@ __all__ = [
     "StateEditor",
     "StateLog",
     "Testament",
+    "TooManyChangesError",
+    "ValueChangedError",
     "VersionMismatchError",
     "VersionedError",
     "Watch",

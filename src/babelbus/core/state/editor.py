@@ -11,11 +11,20 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.access import Identity, Root
 from babelbus.core.receipt import Promise
+from babelbus.core.state.differences import Differences, Revision
 from babelbus.core.state.guard import GuardedHistory, GuardedState
-from babelbus.core.state.history import AsOf, History, Revision
-from babelbus.core.state.key_index import KeyPattern
+from babelbus.core.state.history import AsOf, History
+from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.log import Change, Kept, Kind
-from babelbus.core.state.patterns import MULTI_WILDCARD, check_key, check_pattern, size_fault, store_pattern
+from babelbus.core.state.paging import Page, PageRequest, choose_page, in_thread
+from babelbus.core.state.patterns import (
+    MULTI_WILDCARD,
+    check_key,
+    check_pattern,
+    pattern_text,
+    size_fault,
+    store_pattern,
+)
 from babelbus.core.state.tree import InvalidKeyError, State, Testament, VersionedError
 from babelbus.errors import BabelbusError
 
@@ -26,6 +35,43 @@ Entry = tuple[str, bytes, int]
 
 
 Stop = Callable[[], None]
+
+
+class Node(msgspec.Struct, frozen=True, gc=False):
+    """One name of a level of the tree. `value` is `None` if the key has none.
+
+    `children` is how many direct children the key has, `None` if that cannot be told but it may have some.
+    """
+
+    name: str
+    key: str
+    value: bytes | None
+    version: int
+    children: int | None
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """A page of nodes; `total` and `after` are those of `Page`."""
+
+    nodes: list[Node]
+    total: int | None
+    after: str | None
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock that somebody holds: its holder, and the owners that wait, the next one first."""
+
+    key: str
+    holder: str
+    waiting: list[str]
+
+
+class ValueChangedError(BabelbusError):
+    """The key has another value than the editor has seen."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} has another value by now: somebody else has changed it; look at it again")
+        self.key = key
 
 
 class InvalidPatternError(BabelbusError):
@@ -116,6 +162,74 @@ class StateEditor:
         if parent is not None:
             self.check_key(parent)
         return self._state.children(parent)
+
+    async def level(self, parent: str | None, request: PageRequest, moment: AsOf | None) -> Nodes:
+        """Return a page of the direct children of a key, `None` is the root; no nodes if it has none."""
+        if parent is not None:
+            self.check_key(parent)
+        if moment is None:
+            return await self._level_now(parent, request)
+        pattern = EVERYTHING if parent is None else KeyPattern(tuple(parent.split(SEPARATOR)), rest=True)
+        entries = await self._history.match(pattern, moment)
+        start = 0 if parent is None else len(parent) + 1
+        level, counts = await in_thread(len(entries), lambda: _level_of(entries, start))
+        page = await choose_page(list(counts), request)
+        nodes = []
+        for name in page.names:
+            value, version = level.get(name, (None, 0))
+            nodes.append(Node(name, _child(parent, name), value, version, counts[name]))
+        return Nodes(nodes, page.total, page.after)
+
+    async def _level_now(self, parent: str | None, request: PageRequest) -> Nodes:
+        state = self._state
+        may_list = None if state.sees_below(parent) else lambda name: state.may_list(_child(parent, name))
+        return self._nodes(await choose_page(state.all_children(parent), request, may_list), parent, may_list is None)
+
+    async def search(self, pattern: str, request: PageRequest) -> Nodes:
+        """Return a page of the present entries that match a pattern; their names are their keys."""
+        elements, state = self.read_pattern(pattern), self._state
+        sees_all = state.sees_all(elements)
+        page = await choose_page(state.keys(elements), request, None if sees_all else state.may_see)
+        return self._nodes(page, None, sees_all)
+
+    def _nodes(self, page: Page, parent: str | None, sees_all: bool) -> Nodes:
+        state, nodes = self._state, []
+        for name in page.names:
+            key = _child(parent, name)
+            entry = state.find_entry(key) if state.may_see(key) else None
+            children: int | None = state.child_count(key)
+            if not children and not sees_all:
+                children = None
+            value, version = (None, 0) if entry is None else entry[1:]
+            nodes.append(Node(name, key, value, version, children))
+        return Nodes(nodes, page.total, page.after)
+
+    def child_count(self, key: str) -> int:
+        """Return how many direct children a key has; 0 if not all that is below it may be seen."""
+        return self._state.child_count(key)
+
+    async def differences(
+        self, pattern: str, first: AsOf, second: AsOf | None, *, after: str | None, count: int
+    ) -> Differences:
+        """Return how the keys of a pattern differ between two moments, `None` is now, a page in their order."""
+        elements = self.read_pattern(pattern)
+        return await self._history.differences(elements, first, second, after=after, count=count)
+
+    async def ends(self) -> tuple[tuple[int, int | None], tuple[int, int | None]]:
+        """Return offset and time of the earliest moment that can be asked for, and those of the last change."""
+        return await self._history.earliest(), await self._history.latest()
+
+    def locks(self) -> list[Lock]:
+        """Return the locks that somebody holds."""
+        locks = self._state.locks
+        return [Lock(key, str(locks.holder(key)), [str(one) for one in locks.waiting(key)]) for key in locks.held()]
+
+    def testaments(self) -> dict[str, tuple[Testament, list[str]]]:
+        """Return the testaments by their owners, each with its grave goods as patterns."""
+        return {
+            owner: (testament, [pattern_text(one) for one in testament.grave_goods])
+            for owner, testament in self._state.testaments().items()
+        }
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -233,6 +347,53 @@ class RootedStateEditor(StateEditor):
         super().__init__(state, history, clock, source, read_value)
         self._root = root
 
+    def _shown_nodes(self, nodes: Nodes, *, are_keys: bool = False) -> Nodes:
+        relative = self._root.relative
+        shown = [
+            msgspec.structs.replace(one, key=relative(one.key), name=relative(one.name) if are_keys else one.name)
+            for one in nodes.nodes
+        ]
+        after = relative(nodes.after) if are_keys and nodes.after is not None else nodes.after
+        return Nodes(shown, nodes.total, after)
+
+    async def level(self, parent: str | None, request: PageRequest, moment: AsOf | None) -> Nodes:
+        """Return a page of the direct children of a key, `None` is the root; no nodes if it has none."""
+        absolute = self._root.name if parent is None else self._root.absolute(parent)
+        return self._shown_nodes(await super().level(absolute, request, moment))
+
+    async def search(self, pattern: str, request: PageRequest) -> Nodes:
+        """Return a page of the present entries that match a pattern; their names are their keys."""
+        after = None if request.after is None else self._root.absolute(request.after)
+        request = msgspec.structs.replace(request, after=after)
+        return self._shown_nodes(await super().search(self._root.absolute(pattern), request), are_keys=True)
+
+    def child_count(self, key: str) -> int:
+        """Return how many direct children a key has; 0 if not all that is below it may be seen."""
+        return super().child_count(self._root.absolute(key))
+
+    async def differences(
+        self, pattern: str, first: AsOf, second: AsOf | None, *, after: str | None, count: int
+    ) -> Differences:
+        """Return how the keys of a pattern differ between two moments, `None` is now, a page in their order."""
+        absolute, relative = self._root.absolute, self._root.relative
+        after = None if after is None else absolute(after)
+        differences = await super().differences(absolute(pattern), first, second, after=after, count=count)
+        rows = [msgspec.structs.replace(row, key=relative(row.key)) for row in differences.rows]
+        next_after = None if differences.next_after is None else relative(differences.next_after)
+        return msgspec.structs.replace(differences, rows=rows, next_after=next_after)
+
+    def locks(self) -> list[Lock]:
+        """Return the locks that somebody holds."""
+        return [msgspec.structs.replace(one, key=self._root.relative(one.key)) for one in super().locks()]
+
+    def testaments(self) -> dict[str, tuple[Testament, list[str]]]:
+        """Return the testaments by their owners, each with its grave goods as patterns."""
+        relative, shown = self._root.relative, {}
+        for owner, (testament, goods) in super().testaments().items():
+            will = tuple((relative(key), value) for key, value in testament.last_will)
+            shown[owner] = msgspec.structs.replace(testament, last_will=will), [relative(one) for one in goods]
+        return shown
+
     def _shown(self, entries: Sequence[Entry]) -> list[Entry]:
         return [(self._root.relative(key), value, version) for key, value, version in entries]
 
@@ -339,3 +500,26 @@ def _change_of(change: Change, source: str, now_ms: int) -> StateChange:
     return StateChange(
         key, value, version, source, now_ms, (before.value if isinstance(before, Kept) else before) != value
     )
+
+
+def _child(parent: str | None, name: str) -> str:
+    return name if parent is None else f"{parent}{SEPARATOR}{name}"
+
+
+def _level_of(entries: Sequence[Entry], start: int) -> tuple[dict[str, tuple[bytes, int]], dict[str, int]]:
+    """Return the values of the direct children among entries whose names begin at `start`, and how many are below each.
+
+    The number of children is 1 if there are any: of the past, more is not worth its price.
+    """
+    level: dict[str, tuple[bytes, int]] = {}
+    counts: dict[str, int] = {}
+    for key, value, version in entries:
+        if len(key) < start:
+            continue  # the parent
+        name, separator, _ = key[start:].partition(SEPARATOR)
+        if separator:
+            counts[name] = 1
+        else:
+            level[name] = value, version
+            counts.setdefault(name, 0)
+    return level, counts

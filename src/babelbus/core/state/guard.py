@@ -15,14 +15,16 @@ from babelbus.core.access import (
     refusal,
 )
 from babelbus.core.receipt import Promise
-from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, Revision
+from babelbus.core.state.differences import Differences, Revision
+from babelbus.core.state.history import REVISIONS_MAX, AsOf, History
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted as GrantedLock
 from babelbus.core.state.locks import Locks
-from babelbus.core.state.patterns import MULTI_WILDCARD, WILDCARD, subjects_of
+from babelbus.core.state.paging import granted_of
+from babelbus.core.state.patterns import pattern_text, subjects_of
 from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.core.state.watches import Receive, Watch
-from babelbus.core.subject import Pattern, below, exactly
+from babelbus.core.subject import EVERYTHING, Pattern, below, exactly
 
 
 class _Guard:
@@ -40,7 +42,7 @@ class _Guard:
     def _check_pattern(self, action: Action, pattern: KeyPattern) -> None:
         """Check that something of a pattern is granted. Raises: AccessRefusedError."""
         if all(self._rights.overlaps(action, part) is Narrowing.NONE for part in subjects_of(pattern)):
-            raise refusal(self.principal, action, _text(pattern))
+            raise refusal(self.principal, action, pattern_text(pattern))
 
 
 class GuardedState(_Guard):
@@ -119,6 +121,41 @@ class GuardedState(_Guard):
     def _may_list(self, key: str) -> bool:
         patterns: tuple[Pattern, ...] = (exactly(key), below(key))
         return any(self._rights.overlaps(Action.SUBSCRIBE, part) is not Narrowing.NONE for part in patterns)
+
+    def all_children(self, parent: str | None) -> list[str]:
+        """Return the names of all direct children of a key: show only those that `may_list` grants."""
+        return self._state.all_children(parent)
+
+    def child_count(self, key: str) -> int:
+        """Return how many direct children a key has; 0 if not all that is below it may be seen."""
+        return self._state.child_count(key) if self.sees_below(key) else 0
+
+    def keys(self, pattern: KeyPattern) -> list[str]:
+        """Return all keys that match a pattern: show only those that `may_see` grants."""
+        self._check_pattern(Action.SUBSCRIBE, pattern)
+        return self._state.keys(pattern)
+
+    def may_list(self, key: str) -> bool:
+        """Return whether something at or below a key may be seen."""
+        return self._may_list(key)
+
+    def sees_all(self, pattern: KeyPattern) -> bool:
+        """Return whether every key of a pattern may be seen."""
+        return self._rights.covers(Action.SUBSCRIBE, *subjects_of(pattern))
+
+    def sees_below(self, parent: str | None) -> bool:
+        """Return whether everything below a key may be seen, `None` is the root."""
+        return self._rights.covers(Action.SUBSCRIBE, EVERYTHING if parent is None else below(parent))
+
+    def testaments(self) -> dict[str, Testament]:
+        """Return the testaments by their owners, as far as their keys may be seen."""
+        testaments = {}
+        for owner, testament in self._state.testaments().items():
+            goods = tuple(one for one in testament.grave_goods if self.sees_all(one))
+            will = tuple(pair for pair in testament.last_will if self.may_see(pair[0]))
+            if goods or will:
+                testaments[owner] = Testament(goods, will, testament.principal)
+        return testaments
 
     def watch(self, pattern: KeyPattern, receive: Receive) -> Watch:
         """Call `receive` with what may be seen of a pattern; see `State.watch`."""
@@ -201,6 +238,14 @@ class GuardedLocks(_Guard):
         """Return who holds a lock."""
         return self._locks.holder(key)
 
+    def held(self) -> list[str]:
+        """Return the keys of the locks that somebody holds and the principal may take."""
+        return [key for key in self._locks.held() if self._rights.may(Action.WRITE_STATE, key)]
+
+    def waiting(self, key: str) -> tuple[Hashable, ...]:
+        """Return the owners that wait for a lock, the next one first."""
+        return self._locks.waiting(key)
+
     def lock(self, key: str, owner: Hashable) -> bool:
         """Lock a key; see `Locks.lock`."""
         self._check(Action.WRITE_STATE, key)
@@ -234,9 +279,23 @@ class GuardedHistory(_Guard):
 
     async def match(self, pattern: KeyPattern | None, moment: AsOf) -> list[tuple[str, bytes, int]]:
         """Return the entries of a moment that match and may be read."""
-        self._check_pattern(Action.READ, KeyPattern((), rest=True) if pattern is None else pattern)
+        asked = KeyPattern((), rest=True) if pattern is None else pattern
+        self._check_pattern(Action.READ, asked)
         entries = await self._history.match(pattern, moment)
+        if self._rights.covers(Action.READ, *subjects_of(asked)):
+            return entries
         return [entry for entry in entries if self._rights.may(Action.READ, entry[0])]
+
+    async def differences(
+        self, pattern: KeyPattern, first: AsOf, second: AsOf | None, *, after: str | None = None, count: int
+    ) -> Differences:
+        """Return how the keys that may be read differ between two moments; see `History.differences`."""
+        self._check_pattern(Action.READ, pattern)
+
+        async def grant(keys: list[str]) -> list[str]:
+            return await granted_of(keys, lambda key: self._rights.may(Action.READ, key))
+
+        return await self._history.differences(pattern, first, second, after=after, count=count, grant=grant)
 
     async def revisions(
         self, key: str, *, before: int | None = None, count_max: int = REVISIONS_MAX
@@ -249,11 +308,10 @@ class GuardedHistory(_Guard):
         """Return the earliest moment that can be asked for."""
         return await self._history.earliest()
 
+    async def latest(self) -> tuple[int, int | None]:
+        """Return offset and time of the last record."""
+        return await self._history.latest()
+
 
 def _child(parent: str | None, name: str) -> str:
     return name if parent is None else f"{parent}{SEPARATOR}{name}"
-
-
-def _text(pattern: KeyPattern) -> str:
-    parts = [WILDCARD if element is None else element for element in pattern.elements]
-    return SEPARATOR.join([*parts, MULTI_WILDCARD] if pattern.rest else parts)

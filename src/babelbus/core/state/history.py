@@ -6,21 +6,28 @@ one can ask is the topic's setting `compact_after_seconds`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
 
+from babelbus.core.state.differences import (
+    Differences,
+    InvalidMomentsError,
+    Revision,
+    changed_keys,
+    compare,
+    revision_of,
+)
 from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import READ_BYTES, VERSION_HEADER, Loaded, parts_of, replay
+from babelbus.core.state.log import READ_BYTES, Loaded, parts_of, replay
 from babelbus.core.state.tree import NoSuchKeyError
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
-from babelbus.records.columns import Columns, decode_chunk, rows_of_key
-from babelbus.records.envelope import SOURCE_HEADER
+from babelbus.records.columns import decode_chunk, rows_of_key
 from babelbus.records.fields import timestamp_of
-from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.contract import PartitionLog
 from babelbus.storage.errors import OffsetOutOfRangeError
 
@@ -28,6 +35,9 @@ REVISIONS_MAX = 1000
 """Most changes of a key in an answer, unless the request names another number."""
 REVISIONS_BYTES_MAX = 64 * 2**20
 """Most bytes of values that one answer has; the oldest are left out."""
+
+WINDOW = 4_096
+"""Offsets that are looked at first for the last changes of a key; then twice as many, and so on."""
 
 T = TypeVar("T")
 
@@ -55,16 +65,6 @@ class AsOf(msgspec.Struct, frozen=True):
             raise ValueError("as of an offset or as of a time")
 
 
-class Revision(msgspec.Struct, frozen=True, gc=False):
-    """One stored change of a key. `value` is `None` when it was deleted; `version` is 0 for a plain value."""
-
-    offset: int
-    timestamp: int
-    value: bytes | None
-    version: int
-    source: str
-
-
 class History:
     """The state of the past, read from its log. All calls come from the event loop and read in a thread.
 
@@ -84,7 +84,7 @@ class History:
             CorruptRecordError: a record is damaged that may be the one.
             StorageError: the log cannot be read.
         """
-        revisions = await self._as_of(moment, lambda log, end: _newest(_revisions(log, key, log.first_offset, end), 1))
+        revisions = await self._as_of(moment, lambda log, end: _newest(log, key, end, 1))
         if not revisions or revisions[-1].value is None:
             raise NoSuchKeyError(key)
         return revisions[-1].value, revisions[-1].version
@@ -123,7 +123,7 @@ class History:
         end = self._partition.high_watermark
         if before is not None:
             end = min(end, before)
-        found = await self._partition.ask(lambda: _newest(_revisions(log, key, log.first_offset, end), count_max))
+        found = await self._partition.ask(lambda: _newest(log, key, end, count_max))
         return found, max(log.compacted_until, log.first_offset)
 
     async def earliest(self) -> tuple[int, int | None]:
@@ -133,6 +133,55 @@ class History:
             StorageError: the log cannot be read.
         """
         return await self._partition.ask(lambda: _earliest(self._partition.log))
+
+    async def latest(self) -> tuple[int, int | None]:
+        """Return offset and time (ms) of the last record; offset -1 of an empty log.
+
+        Raises:
+            StorageError: the log cannot be read.
+        """
+        offset = self._partition.high_watermark - 1
+        return await self._partition.ask(lambda: (offset, _time_at(self._partition.log, offset)))
+
+    async def differences(
+        self,
+        pattern: KeyPattern,
+        first: AsOf,
+        second: AsOf | None,
+        *,
+        after: str | None = None,
+        count: int,
+        grant: Callable[[list[str]], Awaitable[list[str]]] | None = None,
+    ) -> Differences:
+        """Return how the keys of a pattern differ between two moments, `None` is now, a page in the order of the keys.
+
+        `grant` returns those of the changed keys that may be read.
+
+        Raises:
+            InvalidMomentsError, TooManyChangesError: the first moment is the later one, or too many keys differ.
+            HistoryGoneError, OffsetOutOfRangeError: compaction has gone past a moment, or it has not come yet.
+            StorageError: the log cannot be read.
+        """
+        log, visible = self._partition.log, self._partition.high_watermark
+
+        def ends() -> tuple[int, int]:
+            start, end = _end(log, first, visible), visible if second is None else _end(log, second, visible)
+            _check(log, start)
+            if start > end:
+                raise InvalidMomentsError("the first moment comes after the second one: exchange them")
+            return start, end
+
+        start, end = await self._partition.ask(ends)
+        later = await self._partition.ask(lambda: changed_keys(log, start, end, pattern.matches))
+        if grant is not None:
+            later = {key: later[key] for key in await grant(list(later))}
+
+        def run() -> Differences:
+            differences = compare(log, start, end, later, after=after, count=count)
+            _check(log, start)  # compaction may have come past while we read
+            return differences
+
+        return await self._partition.ask(run)
 
     async def _as_of(self, moment: AsOf, find: Callable[[PartitionLog, int], T]) -> T:
         """Answer a question about the records up to a moment, in a thread."""
@@ -175,24 +224,48 @@ def _check(log: PartitionLog, end: int) -> None:
 
 def _earliest(log: PartitionLog) -> tuple[int, int | None]:
     offset = max(log.compacted_until, log.first_offset) - 1
-    at = max(offset, log.first_offset)
+    return offset, _time_at(log, max(offset, log.first_offset))
+
+
+def _time_at(log: PartitionLog, offset: int) -> int | None:
+    """Return the time of the record at an offset, `None` if no record is there or it is damaged."""
+    if not log.first_offset <= offset < log.next_offset:
+        return None
     try:
-        data = log.read(at, 0, at + 1).data
+        data = log.read(offset, 0, offset + 1).data
     except CorruptRecordError:
-        return offset, None
-    return offset, timestamp_of(data) if data else None
+        return None
+    return timestamp_of(data) if data else None
 
 
-def _newest(revisions: Iterator[Revision], count_max: int) -> list[Revision]:
-    """Return the last ones, as many as the bounds allow."""
-    found: deque[Revision] = deque()
-    size = 0
-    for revision in revisions:
-        found.append(revision)
-        size += len(revision.value or b"")
-        while len(found) > count_max or (size > REVISIONS_BYTES_MAX and len(found) > 1):
-            size -= len(found.popleft().value or b"")
-    return list(found)
+def _newest(log: PartitionLog, key: str, end: int, count_max: int) -> list[Revision]:
+    """Return the last changes of a key in front of `end`, oldest first, as many as the bounds allow.
+
+    The log is read from its end in growing windows: a key that changes often costs little, however long the log is.
+
+    Raises:
+        CorruptRecordError: a record is damaged that may be one of them.
+    """
+    newest: deque[Revision] = deque()
+    size, window, is_full = 0, WINDOW, False
+    while end > log.first_offset and not is_full:
+        start = max(log.first_offset, end - window)
+        part: deque[Revision] = deque()
+        for revision in _revisions(log, key, start, end):
+            part.append(revision)
+            size += len(revision.value or b"")
+            while part and _are_too_many(len(part) + len(newest), size, count_max):
+                size -= len(part.popleft().value or b"")
+                is_full = True
+        newest.extendleft(reversed(part))
+        is_full |= len(newest) >= count_max
+        end, window = start, window * 2
+    return list(newest)
+
+
+def _are_too_many(count: int, size: int, count_max: int) -> bool:
+    """Return whether so many revisions with so many bytes are more than one answer has; one always fits."""
+    return count > count_max or (size > REVISIONS_BYTES_MAX and count > 1)
 
 
 def _revisions(log: PartitionLog, key: str, offset: int, end: int) -> Iterator[Revision]:
@@ -207,18 +280,5 @@ def _revisions(log: PartitionLog, key: str, offset: int, end: int) -> Iterator[R
         if chunk.data:
             columns = decode_chunk(chunk.data, verified=True)
             for row in rows_of_key(columns, raw).tolist():
-                yield _revision(columns, row)
+                yield revision_of(columns, row)
         offset = chunk.next_offset
-
-
-def _revision(columns: Columns, row: int) -> Revision:
-    start, stop = int(columns.payload_positions[row]), int(columns.headers_positions[row])
-    headers = dict(decode_headers(columns.data, stop + 1, int(columns.headers_counts[row])))
-    gone = columns.attributes[row] & TOMBSTONE
-    return Revision(
-        int(columns.offsets[row]),
-        int(columns.timestamps[row]),
-        None if gone else bytes(columns.data[start:stop]),
-        int(headers.get(VERSION_HEADER) or 0),
-        (headers.get(SOURCE_HEADER) or b"").decode("utf-8", "replace"),
-    )

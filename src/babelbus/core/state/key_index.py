@@ -113,6 +113,15 @@ class Names:
             node = node[element] if isinstance(node, dict) else _LEAF
         return list(node)
 
+    def child_count(self, parent: Sequence[str]) -> int:
+        """Return how many children a node has, 0 if it does not exist."""
+        node: Node = self._root
+        for element in parent:
+            if element not in node:
+                return 0
+            node = node[element] if isinstance(node, dict) else _LEAF
+        return len(node)
+
     def children_matching(self, pattern: KeyPattern) -> list[str]:
         """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
         found: dict[str, None] = {}

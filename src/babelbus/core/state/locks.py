@@ -48,6 +48,14 @@ class Locks:
         """Return the keys that an owner holds or waits for."""
         return tuple(self._keys.get(owner, ()))
 
+    def held(self) -> list[str]:
+        """Return the keys of all locks that somebody holds."""
+        return list(self._holders)
+
+    def waiting(self, key: str) -> tuple[Hashable, ...]:
+        """Return the owners that wait for a lock, the next one first."""
+        return tuple(self._queues.get(key, ()))
+
     def lock(self, key: str, owner: Hashable) -> bool:
         """Lock a key that is free or the owner's own; return whether it was free.
 

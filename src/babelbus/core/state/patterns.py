@@ -84,6 +84,12 @@ def subscription_pattern(pattern: str) -> PathPattern:
     return PathPattern(elements, rest)
 
 
+def pattern_text(pattern: KeyPattern) -> str:
+    """Return the text of a pattern that the store is asked for."""
+    parts = [WILDCARD if element is None else element for element in pattern.elements]
+    return SEPARATOR.join([*parts, MULTI_WILDCARD] if pattern.rest else parts)
+
+
 def _parse(pattern: str) -> tuple[tuple[str | None, ...], bool]:
     elements = pattern.split(SEPARATOR)
     rest = elements[-1] == MULTI_WILDCARD

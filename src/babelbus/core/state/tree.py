@@ -5,6 +5,7 @@ log has it at its ack level: one `commit` for all changes of a chunk, so that a 
 refuses, the changes are taken back.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
@@ -204,6 +205,38 @@ class State:
         if found is None:
             raise NoSuchKeyError(parent or "")
         return found
+
+    def all_children(self, parent: str | None) -> list[str]:
+        """Return the names of the direct children of a key, also if it has none."""
+        return self._names.children([] if parent is None else parent.split(SEPARATOR)) or []
+
+    def child_count(self, key: str) -> int:
+        """Return how many direct children a key has."""
+        return self._names.child_count(key.split(SEPARATOR))
+
+    def keys(self, pattern: KeyPattern) -> list[str]:
+        """Return the keys that match a pattern."""
+        return self._names.match(pattern)
+
+    def may_list(self, key: str) -> bool:
+        """Return whether something at or below a key may be seen: always; see `GuardedState`."""
+        return True
+
+    def sees_all(self, pattern: KeyPattern) -> bool:
+        """Return whether every key of a pattern may be seen: always; see `GuardedState`."""
+        return True
+
+    def sees_below(self, parent: str | None) -> bool:
+        """Return whether everything below a key may be seen: always; see `GuardedState`."""
+        return True
+
+    def testaments(self) -> dict[str, Testament]:
+        """Return the testaments by their owners; a testament that cannot be read is left out."""
+        testaments = {}
+        for owner, text in self._testaments.items():
+            with contextlib.suppress(msgspec.DecodeError):  # executing it is what says so
+                testaments[owner] = _read_testament(text)
+        return testaments
 
     def children_matching(self, pattern: KeyPattern) -> list[str]:
         """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
