@@ -1,4 +1,4 @@
-"""The requests about access: the table, principals and their credentials, explanations, and the audit."""
+"""The requests about access: the table, principals and their credentials, and explanations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,22 +8,16 @@ from aiohttp import web
 
 from babelbus.config import QuotaSettings
 from babelbus.core.access import ACTIONS, InvalidAccessError, Principal, Row
-from babelbus.core.access.audit import AUDIT_TOPIC, AuditRecord
 from babelbus.core.access.gate import AccessConflictError, Gate
 from babelbus.core.access.model import check_name
 from babelbus.core.access.table import ADMIN_ROLE, KEPT, MODE_ID, Edit, Mode, edits_for, id_of
 from babelbus.core.broker import Broker
 from babelbus.identities.credential import Credential, Issued
 from babelbus.identities.proofs import Proofs, Wish
-from babelbus.records.columns import decode_chunk, iterate
-from babelbus.web.answers import answer, read_body, read_number, read_text
-from babelbus.web.callers import ACCESS_SUBJECT, AUDIT_SUBJECT, check_admin
+from babelbus.web.answers import answer, read_body, read_text
+from babelbus.web.callers import ACCESS_SUBJECT, check_admin
 from babelbus.web.calls import Answer, Call, Handler, Route
 from babelbus.web.errors import ImportedPrincipalError, UnknownPrincipalError
-
-AUDIT_COUNT = 100
-AUDIT_COUNT_MAX = 10_000
-READ_BYTES = 2**20
 
 
 class RowsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +86,7 @@ class AccessRoutes:
     def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
         one = "/api/principals/{name}"
-        about_access = (
+        routes = (
             ("GET", "/api/access", self._show),
             ("POST", "/api/access/rows", self._grant),
             ("DELETE", "/api/access/rows", self._revoke),
@@ -107,10 +101,7 @@ class AccessRoutes:
             ("DELETE", one, self._remove),
             ("PUT", f"{one}/credentials", self._replace_credentials),
         )
-        return (
-            *((method, path, _for(ACCESS_SUBJECT, handler)) for method, path, handler in about_access),
-            ("GET", "/api/audit", _for(AUDIT_SUBJECT, self._audit)),
-        )
+        return [(method, path, _for_admins(handler)) for method, path, handler in routes]
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -195,7 +186,11 @@ class AccessRoutes:
     # -- principals --------------------------------------------------------------------------------------------------
 
     async def _list(self, call: Call) -> web.Response:
-        return answer({"principals": [self._describe(one.name) for one, _ in self._gate.table.principals()]})
+        used = self._broker.quotas.describe()
+        principals = [
+            self._describe(one.name) | {"used": used.get(one.name, {})} for one, _ in self._gate.table.principals()
+        ]
+        return answer({"principals": principals, "version": self._gate.table.version})
 
     async def _show_one(self, call: Call) -> web.Response:
         name = call.path_values["name"]
@@ -307,37 +302,6 @@ class AccessRoutes:
         now = self._now_ms()
         return tuple(one if one.created else msgspec.structs.replace(one, created=now) for one in credentials)
 
-    # -- audit -------------------------------------------------------------------------------------------------------
-
-    async def _audit(self, call: Call) -> web.Response:
-        """Return the newest records, oldest first.
-
-        `id` chooses one refusal, `principal` and `kind` those of one principal or kind, `offset` those from there on.
-        """
-        count = min(read_number(call, "count", 1) or AUDIT_COUNT, AUDIT_COUNT_MAX)
-        wanted, principal, kind = (call.query.get(name) for name in ("id", "principal", "kind"))
-        after = read_number(call, "offset")
-        written = self._gate.audit.flush()
-        if written is not None:
-            await written.wait()
-        topic, end = self._broker.find_topic(AUDIT_TOPIC), 0
-        found: list[AuditRecord] = []
-        if topic is not None:
-            partition = topic.partition(0)
-            end = partition.high_watermark
-            is_filtered = wanted or principal or kind
-            offset = max(partition.log.first_offset, (0 if is_filtered else end - count) if after is None else after)
-            while offset < end:
-                chunk = await partition.read(offset, READ_BYTES, end)
-                for record in iterate(decode_chunk(chunk.data, verified=True)) if chunk.data else ():
-                    one = msgspec.json.decode(record.payload or b"{}", type=AuditRecord)
-                    is_wanted = (wanted is None or one.id == wanted) and (kind is None or one.kind == kind)
-                    if is_wanted and (principal is None or one.principal == principal):
-                        found.append(one)
-                del found[:-count]
-                offset = chunk.next_offset
-        return answer({"records": found, "next_offset": end})
-
 
 def _row(row: Row) -> dict[str, Any]:
     return {"who": row.who, "action": row.action, "pattern": row.pattern, "effect": row.effect.value}
@@ -350,11 +314,11 @@ def _root(root: str | msgspec.UnsetType | None, known: str | msgspec.UnsetType) 
     return known if root is msgspec.UNSET else root
 
 
-def _for(subject: str, handler: Handler) -> Handler:
-    """Return a handler for those who may administer the subject."""
+def _for_admins(handler: Handler) -> Handler:
+    """Return a handler for those who may administer access."""
 
     async def handle(call: Call) -> Answer:
-        check_admin(call, subject)
+        check_admin(call, ACCESS_SUBJECT)
         return await handler(call)
 
     return handle

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from babelbus.core.access import AccessRefusedError, Identity, InvalidAccessError
-from babelbus.core.access.gate import AccessConflictError
+from babelbus.core.access.gate import AccessConflictError, LockOutError
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.groups import (
     GroupClosedError,
@@ -112,6 +112,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (AccessRefusedError, 403, "refused"),
     (QuotaExceededError, 429, "quota_exceeded"),
     (AccessConflictError, 409, "access_conflict"),
+    (LockOutError, 409, "locks_out"),
     (UnknownPrincipalError, 404, "unknown_principal"),
     (SessionsClosedError, 403, "no_login"),
     (ImportedPrincipalError, 409, "imported_principal"),

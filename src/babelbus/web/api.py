@@ -8,6 +8,7 @@ from babelbus.identities.proofs import Proofs
 from babelbus.metrics import Metrics
 from babelbus.storage.notes import Note
 from babelbus.web.access import AccessRoutes
+from babelbus.web.audit import AuditRoutes
 from babelbus.web.clients import ClientRoutes
 from babelbus.web.console_calls import ConsoleCalls
 from babelbus.web.consumers import ConsumerRoutes
@@ -71,6 +72,7 @@ class AdminApi:
                 *DeadLetterRoutes(broker).routes,
                 *PipelineRoutes(pipelines).routes,
                 *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
+                *AuditRoutes(broker).routes,
                 *ConsoleCalls(self.sessions).routes,
             )
         )

@@ -18,7 +18,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access.audit import AUDIT_TOPIC, Audit
-from babelbus.core.access.model import ANONYMOUS, SERVER, Identity, InvalidAccessError, Principal, Row
+from babelbus.core.access.model import ANONYMOUS, SERVER, Action, Identity, InvalidAccessError, Principal, Row
 from babelbus.core.access.rights import ADMIN_ROWS, CLIENT_ROWS, NOBODY, Rights, RowSet, name_of_owner, owner_of
 from babelbus.core.access.table import MODE_ID, Edit, Entry, Mode, Table, edits_for, id_of
 from babelbus.core.access.table_file import FILE_ID, FileIds, read_table_file
@@ -54,6 +54,16 @@ class AccessConflictError(BabelbusError):
             "look at it again, then change it"
         )
         self.wanted, self.found = wanted, found
+
+
+class LockOutError(BabelbusError):
+    """A change would take from its author the right to change the table."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"this takes your own right to administer access away (admin on {ACCESS_TOPIC}): another administrator can "
+            "do it, or the token of the data folder"
+        )
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -224,6 +234,7 @@ class Gate:
         Raises:
             AccessConflictError: the table has another version.
             InvalidAccessError: an entry is not valid; nothing was changed.
+            LockOutError: its author could not change the table any more; nothing was changed.
             StorageError: the disk refused; nothing was changed.
         """
         async with self._changing:
@@ -235,6 +246,7 @@ class Gate:
             self.table.check(edits)
             if not edits:
                 return self.table.version
+            self._check_lock_out(edits, by)
             before = [entries.get(id_) for id_, _ in edits]
             await self._append({id_: None if entry is None else _encode(entry) for id_, entry in edits}, by)
             self.table.apply(edits)
@@ -242,6 +254,21 @@ class Gate:
             self.audit.changed(by, self.table.version, _shown(before), _shown(after))
             self._tell()
             return self.table.version
+
+    def _check_lock_out(self, edits: Sequence[Edit], by: Identity) -> None:
+        """Check that the author of a change keeps the right to change the table, and a credential if it has any.
+
+        Raises:
+            LockOutError: it does not.
+        """
+        known = self.table.principal(by.name)
+        if by.rights is None or known is None or not self.table.rights(by.name).may(Action.ADMIN, ACCESS_TOPIC):
+            return
+        if not self.table.rights_after(edits, by.name).may(Action.ADMIN, ACCESS_TOPIC):
+            raise LockOutError
+        after = dict(edits).get(id_of(known), known)
+        if isinstance(after, Principal) and known.credentials and not after.credentials:
+            raise LockOutError
 
     def _with_id(self, id_: str, entry: Entry | None) -> Entry | None:
         """Return an entry; a principal keeps the id that it has, a new one gets a new id."""

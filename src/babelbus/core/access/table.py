@@ -162,6 +162,21 @@ class Table:
         principal = self.principal(name)
         return None if principal is None else principal.below
 
+    def rights_after(self, edits: Iterable[Edit], name: str) -> Rights:
+        """Return the rights that a principal would have behind edits, which are not applied."""
+        entries = dict(self.entries)
+        for id_, entry in edits:
+            entries.pop(id_, None)
+            if entry is not None:
+                entries[id_] = entry
+        everything = [*entries.values(), *(entry for imported in self._imported.values() for entry in imported)]
+        principal = next((one for one in everything if isinstance(one, Principal) and one.name == name), None)
+        if principal is None:
+            return Rights(name)
+        whos = {name, EVERYBODY, *(ROLE_PREFIX + role for role in principal.roles)}
+        rows = [one for one in everything if isinstance(one, Row) and one.who in whos]
+        return Rights(name, [RowSet(rows)], None, principal.below)
+
     def explain(self, name: str, action: Action, subject: str) -> Explanation:
         """Return whether a principal may do this to what it calls the subject, and the row that decides."""
         root = self.root(name)
