@@ -33,13 +33,19 @@ class Traffic:
     Only the event loop counts and reads.
     """
 
-    __slots__ = ("_bytes", "_records", "bytes", "records")
+    __slots__ = ("_bytes", "_records", "bytes", "records", "records_settled")
 
     def __init__(self, records: Counter, bytes_: Counter) -> None:
         self._records = records
         self._bytes = bytes_
         self.records = 0
         self.bytes = 0
+        self.records_settled = 0
+
+    @property
+    def records_total(self) -> int:
+        """Records since the start."""
+        return self.records_settled + self.records
 
     def inc(self, records: int, size_bytes: int) -> None:
         """Count one chunk."""
@@ -49,6 +55,7 @@ class Traffic:
     def settle(self) -> None:
         """Send the counts to Prometheus."""
         self._records.inc(self.records)
+        self.records_settled += self.records
         self._bytes.inc(self.bytes)
         self.records = self.bytes = 0
 
@@ -99,10 +106,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._published: dict[tuple[str, str], Traffic] = {}
-        self._fetched: dict[tuple[str, str], Traffic] = {}
-        self._live: dict[tuple[str, str], Traffic] = {}
-        registry.register(_Settler(self._published, self._fetched, self._live))
+        self.published: dict[tuple[str, str], Traffic] = {}
+        """By protocol and topic."""
+        self.fetched: dict[tuple[str, str], Traffic] = {}
+        """The same."""
+        self.live: dict[tuple[str, str], Traffic] = {}
+        """By protocol, and "received" or "delivered"."""
+        registry.register(_Settler(self.published, self.fetched, self.live))
         self._totals = _Totals()
         registry.register(self._totals)
         ProcessCollector(registry=registry)  # memory, processor time, descriptors
@@ -253,32 +263,32 @@ class Metrics:
 
     def topic_published(self, protocol: str, topic: str) -> Traffic:
         """Return the counters of what is published to `topic` through `protocol`; a dictionary look-up."""
-        traffic = self._published.get((protocol, topic))
+        traffic = self.published.get((protocol, topic))
         if traffic is None:
-            traffic = self._published[protocol, topic] = Traffic(
+            traffic = self.published[protocol, topic] = Traffic(
                 self.records_published_total.labels(protocol, topic), self.bytes_published_total.labels(protocol, topic)
             )
         return traffic
 
     def topic_fetched(self, protocol: str, topic: str) -> Traffic:
         """Return the counters of what is read from `topic` through `protocol`; a dictionary look-up."""
-        traffic = self._fetched.get((protocol, topic))
+        traffic = self.fetched.get((protocol, topic))
         if traffic is None:
-            traffic = self._fetched[protocol, topic] = Traffic(
+            traffic = self.fetched[protocol, topic] = Traffic(
                 self.records_fetched_total.labels(protocol, topic), self.bytes_fetched_total.labels(protocol, topic)
             )
         return traffic
 
     def live_received(self, protocol: str) -> Traffic:
         """Return the counters of packets that clients of `protocol` publish; the caller keeps them."""
-        return self._live.setdefault(
+        return self.live.setdefault(
             (protocol, "received"),
             Traffic(self.live_received_total.labels(protocol), self.live_received_bytes_total.labels(protocol)),
         )
 
     def live_delivered(self, protocol: str) -> Traffic:
         """Return the counters of messages that clients of `protocol` are sent live; the caller keeps them."""
-        return self._live.setdefault(
+        return self.live.setdefault(
             (protocol, "delivered"),
             Traffic(self.live_delivered_total.labels(protocol), self.live_delivered_bytes_total.labels(protocol)),
         )
@@ -298,8 +308,8 @@ class Metrics:
     def forget_topic(self, topic: str) -> None:
         """Remove the counters of a topic that was removed."""
         for kept, records, size_bytes in (
-            (self._published, self.records_published_total, self.bytes_published_total),
-            (self._fetched, self.records_fetched_total, self.bytes_fetched_total),
+            (self.published, self.records_published_total, self.bytes_published_total),
+            (self.fetched, self.records_fetched_total, self.bytes_fetched_total),
         ):
             for key in [key for key in kept if key[1] == topic]:
                 del kept[key]

@@ -359,3 +359,17 @@ def test_what_was_durable_is_there_when_the_log_was_closed_and_opened_again(engi
     again = engine.log()
     assert [number_of(record) for record in read_all(again)] == list(range(35))
     assert again.durable() == 35
+
+
+def test_the_parts_hold_all_records_without_a_gap(engine: Engine) -> None:
+    log = engine.log(segment_bytes=1024)
+    assert [part.newest_ms for part in log.parts()] == [-1]
+    fill(log, 40)
+    log.durable()
+    parts = log.parts()
+    assert len(parts) == log.part_count
+    assert (parts[0].base_offset, parts[-1].next_offset) == (log.first_offset, log.next_offset)
+    assert [part.base_offset for part in parts[1:]] == [part.next_offset for part in parts[:-1]]
+    assert sum(part.size_bytes for part in parts) == log.size_bytes
+    assert all(part.newest_ms >= 0 for part in parts)
+    log.close()

@@ -22,7 +22,6 @@ from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.subject import exactly
 from babelbus.errors import StorageError
 from babelbus.listening.sockets import open_sockets
-from babelbus.metrics import Metrics
 from babelbus.records.format import encode_payloads
 from babelbus.server.views import VIEWS
 from babelbus.storage.contract import BadRange
@@ -93,7 +92,7 @@ class Caller:
 def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> None:
     @asynccontextmanager
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
-        api = AdminApi(bus, Metrics(), read_value=bytes, views=VIEWS)
+        api = AdminApi(bus, bus.bus.metrics, read_value=bytes, views=VIEWS)
         server = AdminServer(bus, api, token=TOKEN, settings=AdminSettings(port=0))
         await server.start(await open_sockets("127.0.0.1", 0))
         try:
@@ -172,7 +171,8 @@ def test_a_topic_is_made_listed_shown_changed_and_removed() -> None:
         assert {**made["settings"], "ack": "written", "retention_seconds": 604_800.0} == made["settings"]
         assert [partition["partition"] for partition in made["partitions"]] == [0, 1]
         assert made in (await call("GET", "/api/topics"))[1]["topics"]
-        assert await call("GET", "/api/topics/orders") == (200, made)
+        shown = (await call("GET", "/api/topics/orders"))[1]
+        assert shown == made | {"sources": shown["sources"]}
         changed = await call("PATCH", "/api/topics/orders", {"retention_bytes": "1GiB", "retention_seconds": None})
         altered = {"ack": "written", "retention_seconds": None, "retention_bytes": 2**30}
         assert changed[1]["settings"] == made["settings"] | altered

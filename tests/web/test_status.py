@@ -15,7 +15,7 @@ def test_topics_groups_health_and_counts_are_shown() -> None:
         assert (shown["health"], shown["reasons"], shown["enforcing"]) == ("ok", [], False)
         topics = {topic["name"]: topic for topic in shown["topics"]}
         assert (topics["orders"]["records"], topics["orders"]["partitions"]) == (1, 2)
-        assert (topics["orders"]["published"], topics["orders"]["published_bytes"]) == (3, 30)
+        assert (topics["orders"]["published"], topics["orders"]["published_bytes"]) == (4, 31)
         (group,) = shown["groups"]
         assert (group["topic"], group["name"], group["lag"], group["members"]) == ("orders", "workers", 1, 0)
         (zbus,) = [one for one in shown["protocols"] if one["protocol"] == "zbus"]

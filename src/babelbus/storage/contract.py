@@ -30,6 +30,15 @@ class Chunk(NamedTuple):
     next_offset: int
 
 
+class Part(NamedTuple):
+    """A piece of a log: a segment of the disk, or all that a database holds. `newest_ms` is -1 without a record."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    newest_ms: int
+
+
 class Recovery:
     """The result of opening a partition: bytes cut from the tail, ranges that are damaged, bytes that were read."""
 
@@ -62,8 +71,8 @@ class PartitionLog(Protocol):
     """One append-only sequence of records with dense offsets, opened by one writer (`Store.open_partition`).
 
     Calls that never wait, for the event loop: the properties, `configure` and `append`. All others may wait and come
-    from a thread: `durable` from the engine's flusher, `read` and `find_time` from its readers, `clean` from the
-    cleaner. Reads see everything that was appended and written: the high watermark is the core's matter.
+    from a thread: `durable` from the engine's flusher, `read`, `parts` and `find_time` from its readers, `clean` from
+    the cleaner. Reads see everything that was appended and written: the high watermark is the core's matter.
     """
 
     producers: Producers
@@ -85,6 +94,13 @@ class PartitionLog(Protocol):
     @property
     def part_count(self) -> int:
         """How many pieces hold the records: segments of the disk, ranges of a database."""
+
+    def parts(self) -> list[Part]:
+        """Return the pieces that hold the records, the oldest first; records are appended to the last one.
+
+        Raises:
+            StorageError: the engine refused.
+        """
 
     @property
     def compacted_until(self) -> int:

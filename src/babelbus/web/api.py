@@ -57,7 +57,7 @@ class AdminApi:
         metrics.registry.register(pipelines)
         self.direct = Api(
             (
-                *TopicRoutes(broker, server.config.storage.segment_bytes).routes,
+                *TopicRoutes(broker, metrics, server.config).routes,
                 *RecordRoutes(broker, views or {}).routes,
                 *CopyRoutes(broker).routes,
                 *ServerRoutes(server).routes,

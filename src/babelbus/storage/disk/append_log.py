@@ -16,7 +16,7 @@ from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.records.format import CorruptRecordError, rebase
 from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import Chunk, LogSettings, Recovery
+from babelbus.storage.contract import Chunk, LogSettings, Part, Recovery
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_RECORDS
@@ -131,6 +131,14 @@ class AppendLog:
     def part_count(self) -> int:
         """How many segments hold the records."""
         return len(self._segments.all)
+
+    def parts(self) -> list[Part]:
+        """Return the segments, the oldest first."""
+        with self._lock:
+            segments = self._segments.all[:]
+        return [
+            Part(one.base_offset, one.next_offset, one.size_bytes, one.index.greatest_timestamp) for one in segments
+        ]
 
     @property
     def compacted_until(self) -> int:

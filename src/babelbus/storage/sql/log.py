@@ -17,7 +17,7 @@ from babelbus.clock import Clock
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, read_producer, rebase
 from babelbus.records.record import RecordBatch, StoredBatch
-from babelbus.storage.contract import BadRange, Chunk, LogSettings, Recovery
+from babelbus.storage.contract import BadRange, Chunk, LogSettings, Part, Recovery
 from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.producers import Producers
 from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows
@@ -117,6 +117,16 @@ class DatabaseLog:
     # -- bounds ------------------------------------------------------------------------------------------------------
 
     part_count = 1
+
+    def parts(self) -> list[Part]:
+        """Return all that is committed as one piece.
+
+        Raises:
+            DiskError: the database refused.
+        """
+        with self.database.read() as connection:
+            end, latest_ms = self._last(connection)
+        return [Part(self.first_offset, self.end, self.size_bytes, latest_ms if end > self.first_offset else -1)]
 
     @property
     def next_offset(self) -> int:
