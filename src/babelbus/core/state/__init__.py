@@ -18,7 +18,6 @@ from babelbus.core.state.editor import (
     StateEditor,
     ValueChangedError,
     check_state_pattern,
-    editor_for,
 )
 from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError
@@ -41,6 +40,7 @@ from babelbus.core.state.patterns import (
     store_pattern,
     subscription_pattern,
 )
+from babelbus.core.state.rooted_editor import editor_for
 from babelbus.core.state.tree import (
     NOTHING_PUBLISHED,
     InvalidKeyError,
