@@ -161,7 +161,7 @@ async def test_a_load_that_fails_is_tried_again() -> None:
     crew.publish(*range(3))
     files.fail("pread", suffix=".log")
     taker = Taker(group)
-    await until(lambda: group._stalled)
+    await until(lambda: group.stall is not None)
     assert taker.numbers == []
     group._go_on()  # what its timer calls
     assert await until_got(taker, 3) == [0, 1, 2]

@@ -19,6 +19,7 @@ class Written:
     """The lines of an answer."""
 
     def __init__(self) -> None:
+        self.address = "10.0.0.1:4000"
         self.data = b""
         self.something = asyncio.Event()
 

@@ -80,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._outbox = Outbox(self._transport, self._bytes_max)
         self._outbox.on_drained = self.room
         self._outbox.room_bytes = self._room_bytes
+        self._outbox.peer = self.peer
         if self.place is None:
             self.place = self._door.enter(transport)
             if self.place is None:

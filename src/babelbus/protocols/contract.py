@@ -93,6 +93,8 @@ class Outbox:
         """Called with the number of bytes of each write, if the reader has a quota."""
         self.resting = False
         """Whether the reader has used up its quota: no more should be asked for now."""
+        self.peer = ""
+        """The address of the client, as people write it."""
         self.peer_certificate: PeerCertificate | None = None
         """The certificate that the client showed in its TLS handshake."""
 

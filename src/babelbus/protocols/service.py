@@ -25,6 +25,9 @@ from babelbus.storage.files import FileSystem
 class Lines(Protocol):
     """Where an answer of the administration API goes that has no end yet."""
 
+    address: str
+    """The address of the client."""
+
     async def write(self, data: bytes) -> None:
         """Send a part of the answer, when there is room."""
 

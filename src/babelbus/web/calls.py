@@ -34,6 +34,8 @@ class Call(Protocol):
 
     principal: Identity
     """The principal that asks."""
+    address: str
+    """The address of its client; empty if that is not known."""
 
     @property
     def path_values(self) -> Mapping[str, str]:
@@ -66,6 +68,7 @@ class HttpCall:
 
     def __init__(self, request: web.Request, principal: Identity) -> None:
         self.principal = principal
+        self.address = request.remote or "local"
         self._request = request
 
     @property

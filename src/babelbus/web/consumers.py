@@ -83,7 +83,7 @@ class Consumer:
         UnknownFilterError: no protocol of this server speaks the language of the group's filter.
     """
 
-    def __init__(self, group: Group, window: int, count_max: int | None, principal: Identity) -> None:
+    def __init__(self, group: Group, window: int, count_max: int | None, principal: Identity, address: str) -> None:
         self.principal = principal
         self._explicit = group.settings.ack == "explicit"
         self._topic = group.topic.name
@@ -97,7 +97,13 @@ class Consumer:
         self._end = ""
         self._answered = False
         self.member = group.join(
-            self.deliver, credit=first, on_closed=self._closed, owner=self, held=True, principal=principal
+            self.deliver,
+            credit=first,
+            on_closed=self._closed,
+            owner=self,
+            held=True,
+            principal=principal,
+            address=address,
         )
 
     @property
@@ -236,7 +242,7 @@ class ConsumerRoutes:
         principal = call.principal
         check_sees(self._broker, principal, topic)
         group = self._groups.get(topic, group_name)
-        consumer, name = Consumer(group, window, count_max, principal), secrets.token_hex(16)
+        consumer, name = Consumer(group, window, count_max, principal, call.address), secrets.token_hex(16)
         self._consumers[name] = consumer
         try:
             response = await call.begin_lines()

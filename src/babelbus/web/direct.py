@@ -1,6 +1,7 @@
 """The administration API without HTTP: requests that came over the connection of another protocol."""
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
@@ -10,11 +11,18 @@ from babelbus.web.answers import answer_of
 from babelbus.web.calls import BODY_BYTES_MAX, LINES_HEADERS, Handler, Lines, Route
 
 
+class DirectLines(Lines, Protocol):
+    """The lines of a connection, and the address of its client."""
+
+    address: str
+
+
 class DirectCall:
     """A request that came over the connection of another protocol, which proved the principal."""
 
-    def __init__(self, principal: Identity, query: Mapping[str, str], body: bytes, lines: Lines) -> None:
+    def __init__(self, principal: Identity, query: Mapping[str, str], body: bytes, lines: DirectLines) -> None:
         self.principal = principal
+        self.address = lines.address
         self.path_values: Mapping[str, str] = {}
         self.query = query
         self._body = body
@@ -38,7 +46,9 @@ class Api:
         self.routes = tuple(routes)
         self._parts = [(method, path.split("/"), handler) for method, path, handler in self.routes]
 
-    async def answer(self, principal: Identity, method: str, path: str, body: bytes, lines: Lines) -> tuple[int, bytes]:
+    async def answer(
+        self, principal: Identity, method: str, path: str, body: bytes, lines: DirectLines
+    ) -> tuple[int, bytes]:
         """Answer a request of a principal: return the status and the body, which is empty behind lines.
 
         `path` is that of HTTP, with the query. When the task is cancelled, the request ends as if the client had

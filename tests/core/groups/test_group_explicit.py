@@ -306,8 +306,8 @@ async def test_leases_that_are_over_do_not_pile_up() -> None:
         crew.publish(number)
         await turns()
         taker.ack_all()
-    assert group._flight is not None
-    assert len(group._flight._leases) <= SPENT_LEASES_MAX + 2
+    assert group.flight is not None
+    assert len(group.flight.leases) <= SPENT_LEASES_MAX + 2
     assert taker.member.ack([stuck]) == 1
     await crew.close()
 
@@ -384,7 +384,7 @@ async def test_records_held_back_go_to_another_when_their_holder_dies_in_order()
     assert second.numbers == [0, 1, 2, 3, 4]
     second.ack_all()
     assert (group.info().lag, committed(crew)) == (0, 5)
-    assert group._cursors[0].flight.keys == {}
+    assert group.cursors[0].flight.keys == {}
     await crew.close()
 
 

@@ -31,8 +31,15 @@ from babelbus.core.groups.cursor_files import StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight, Lease
+from babelbus.core.groups.inspection import Departure, Inspection, Obstacle, find_obstacles, inspect
 from babelbus.core.groups.member import Deliver, Member, OnClosed
-from babelbus.core.groups.partition_cursor import CursorInfo, NotLoadedError, PartitionCursor, ReadAhead
+from babelbus.core.groups.partition_cursor import (
+    CursorInfo,
+    NotLoadedError,
+    PartitionCursor,
+    ReadAhead,
+    SeekPreview,
+)
 from babelbus.core.groups.settings import (
     GroupClosedError,
     GroupOwnedError,
@@ -111,13 +118,20 @@ class Group:
         self._filter_known = False
         self._on_changed = on_changed
         self._on_lost = on_lost
-        self._flight = Flight(clock, self.counts, self._bury, settings) if settings.ack == "explicit" else None
-        self._dispatcher = Dispatcher(settings, self.counts, self._flight, self._watch)
+        self.flight = Flight(clock, self.counts, self._bury, settings) if settings.ack == "explicit" else None
+        self._dispatcher = Dispatcher(settings, self.counts, self.flight, self._watch)
         self._dispatcher.stopped = self.paused
-        self._cursors = self._dispatcher.cursors
+        self.cursors = self._dispatcher.cursors
         self.members = self._dispatcher.members
         self._scheduled = False
-        self._stalled = False
+        self.stall: StorageError | None = None
+        """Why the disk refused a read just now; deliveries wait a moment."""
+        self.filter_error: BabelbusError | None = None
+        """Why the filter cannot be used, so that nothing is delivered."""
+        self.letter_error: BabelbusError | None = None
+        """Why the last dead letter could not be written."""
+        self.departure: Departure | None = None
+        """The member that left last, while nobody has joined since."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._add_cursors(stored.cursors)
@@ -125,7 +139,7 @@ class Group:
     @property
     def cursor_count(self) -> int:
         """How many partitions it reads."""
-        return len(self._cursors)
+        return len(self.cursors)
 
     # -- members -----------------------------------------------------------------------------------------------------
 
@@ -142,13 +156,14 @@ class Group:
         held: bool = False,
         principal: Identity = NOBODY,
         expires: bool = True,
+        address: str = "",
     ) -> Member:
         """Add a member; records come to `deliver` from the next turn of the event loop on, unless it is `held`.
 
         `owner` is whatever the session wants to find again. A member with `credit=0` is handed nothing by itself and
         may `take`. `wanted` sees the records that the group's filter lets through; a record that no member with room
         wants is dropped for the group. A member that always acks or nacks what it gets, such as the server's own code,
-        sets `expires` to false: `ack_seconds` is not for its records.
+        sets `expires` to false: `ack_seconds` is not for its records. `address` is shown to operators.
 
         Raises:
             AccessRefusedError: the principal may not consume everything that the topic holds.
@@ -158,7 +173,7 @@ class Group:
             UnknownFilterError: nobody here can read the group's filter.
         """
         self._require_open()
-        self._check_topic(principal, Action.CONSUME, self.topic.name)
+        self.check_consumed(principal)
         self._load_filter()
         if self.members and (exclusive or any(member.exclusive for member in self.members)):
             raise GroupOwnedError(f"group {self.name!r} on topic {self.topic.name!r} has an exclusive member")
@@ -166,11 +181,12 @@ class Group:
             self, deliver, on_closed,
             credit=credit, window=window, wanted=wanted, owner=owner, exclusive=exclusive, held=held,
             principal=principal,
-            expires=expires,
+            expires=expires, address=address, joined_at=self._clock.monotonic(),
         )  # fmt: skip
         if self._quotas is not None:
             member.quota = self._quotas.take_for(principal, "subscriptions")
         self.members.append(member)
+        self.departure = None
         self.wake()
         return member
 
@@ -180,8 +196,9 @@ class Group:
             return
         member.close()
         self._dispatcher.remove(member)
-        if self._flight is not None:
-            self._flight.leave(member, lost=lost)
+        self.departure = Departure(member.principal, member.address, self._clock.now_ms(), lost)
+        if self.flight is not None:
+            self.flight.leave(member, lost=lost)
             self._changed()
         self.wake()
 
@@ -234,13 +251,22 @@ class Group:
         if not self._may_manage(principal, self.topic.name, self.owner):
             raise refusal(principal, Action.MANAGE, self.topic.name)
 
+    def check_consumed(self, principal: Identity) -> None:
+        """Check that a principal may consume the topic.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        self._check_topic(principal, Action.CONSUME, self.topic.name)
+
     def access_changed(self) -> None:
         """Close the memberships of principals that may not consume the topic any more."""
         for member in list(self.members):
             try:
-                self._check_topic(member.principal, Action.CONSUME, self.topic.name)
+                self.check_consumed(member.principal)
             except AccessRefusedError as error:
                 member.leave()
+                self.departure = Departure(member.principal, member.address, self._clock.now_ms(), revoked=True)
                 member.on_closed(error)
 
     # -- cursors -----------------------------------------------------------------------------------------------------
@@ -252,20 +278,33 @@ class Group:
             AccessRefusedError: the principal may not manage the group.
             UnknownPartitionError: the place names a partition that there is not.
         """
-        self._require_open()
-        self.check_managed(principal)
-        cursors = self._cursors if place.partition is None else [self._cursor(place.partition)]
+        cursors = self._sought(place, principal)
         for cursor in cursors:
-            if self._flight is not None:
-                self._flight.reset(cursor.flight)
+            if self.flight is not None:
+                self.flight.reset(cursor.flight)
             cursor.seek(place)
         self._dispatcher.forget(cursors)
         self._changed()
         self.wake()
 
+    def preview_seek(self, place: Place, principal: Identity = NOBODY) -> list[SeekPreview]:
+        """Return the effect that `seek` would have in each partition.
+
+        Raises: as `seek`.
+        """
+        return [cursor.preview(place) for cursor in self._sought(place, principal)]
+
+    def _sought(self, place: Place, principal: Identity) -> list[PartitionCursor]:
+        """Return the cursors that a seek moves."""
+        self._require_open()
+        self.check_managed(principal)
+        if len(self.cursors) != len(self.topic.partitions):
+            self._add_cursors({})
+        return self.cursors if place.partition is None else [self._cursor(place.partition)]
+
     def catch_up(self) -> None:
         """Move cursors that are behind the oldest record kept by the topic's `retention_records` to that record."""
-        for cursor in list(self._cursors):
+        for cursor in list(self.cursors):
             oldest = cursor.partition.oldest
             if cursor.stored().committed < oldest:
                 self.seek(at_offset(oldest, cursor.number), SERVER)
@@ -291,14 +330,14 @@ class Group:
         self.settings = settings
         self._filter_known = False
         self._dispatcher.settings = settings
-        if self._flight is not None:
-            self._flight.settings = settings
+        if self.flight is not None:
+            self.flight.settings = settings
         self._arm()
         self.wake()
 
     def info(self) -> GroupInfo:
         """Return what the group is and does."""
-        cursors = tuple(cursor.info() for cursor in self._cursors)
+        cursors = tuple(cursor.info() for cursor in self.cursors)
         return GroupInfo(
             self.topic.name,
             self.name,
@@ -312,9 +351,17 @@ class Group:
             msgspec.structs.replace(self.counts),
         )
 
+    def inspect(self, *, names: bool = True) -> Inspection:
+        """Return what the group does now, and why records wait; without `names`, not who its members are."""
+        return inspect(self, self._clock, names=names)
+
+    def obstacles(self, *, names: bool = True) -> tuple[Obstacle, ...]:
+        """Return why records wait, as `inspect`."""
+        return find_obstacles(self, self._clock, names=names)
+
     def stored(self) -> dict[int, StoredCursor]:
         """Return what is to be kept of the cursors."""
-        return {cursor.number: cursor.stored() for cursor in self._cursors}
+        return {cursor.number: cursor.stored() for cursor in self.cursors}
 
     def to_store(self) -> StoredGroup:
         """Return the stored form of the group."""
@@ -337,13 +384,13 @@ class Group:
         """
         self._require_open()
         if member is None:
-            if self._flight is not None:
+            if self.flight is not None:
                 raise GroupClosedError(f"group {self.name!r} wants acks: join it to take from it")
-            self._check_topic(principal, Action.CONSUME, self.topic.name)
+            self.check_consumed(principal)
             member = Member(self, lambda _: None, credit=count, principal=principal)
         elif member.closed:
             raise GroupClosedError("the member has left its group")
-        if self.paused or self._stalled:
+        if self.paused or self.stall is not None:
             return []
         self._load_filter()
         taken: list[Sequence[Delivery]] = []
@@ -374,13 +421,14 @@ class Group:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self.closed or self.paused or self._stalled or not self.members:
+        if self.closed or self.paused or self.stall is not None or not self.members:
             return
-        if len(self._cursors) != len(self.topic.partitions):
+        if len(self.cursors) != len(self.topic.partitions):
             self._add_cursors({})
         try:
             self._load_filter()
         except BabelbusError as error:  # the filter was altered to one that its protocol reads no more
+            self.filter_error = error
             log.error("group %r on topic %r stands still: %s", self.name, self.topic.name, error)
             return
         try:
@@ -396,26 +444,26 @@ class Group:
     def _stall(self, error: StorageError) -> None:
         """Stop deliveries for a while: the disk refused a read."""
         log.warning("group %r on topic %r: %s", self.name, self.topic.name, error)
-        self._stalled = True
+        self.stall = error
         self._loop.call_later(DISK_RETRY_SECONDS, self._go_on)
 
     def _go_on(self) -> None:
-        self._stalled = False
+        self.stall = None
         self.wake()
 
     # -- time, the topic and the end ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Run due work: end leases that were not acked, deliver waiting records. The group's timer calls it."""
-        if self.closed or self._flight is None:
+        if self.closed or self.flight is None:
             return
-        self._flight.tick()
+        self.flight.tick()
         self._arm()
         self.wake()
 
     def _arm(self) -> None:
         """Start the one timer, for the next lease or retry that ends."""
-        at = self._flight.next_at() if self._flight is not None and not self.closed else None
+        at = self.flight.next_at() if self.flight is not None and not self.closed else None
         if at is None:
             return
         if self._timer is not None:
@@ -431,11 +479,12 @@ class Group:
 
     def _bury(self, flight_cursor: CursorFlight, offset: int, attempts: int, reason: str) -> None:
         """Publish a record as a dead letter; the record is passed when that is durable."""
-        flight, cursor = self._flight, self._cursor(flight_cursor.number)
+        flight, cursor = self.flight, self._cursor(flight_cursor.number)
         assert flight is not None
         entry = (flight_cursor, flight_cursor.epoch, offset)
 
         def settle(letter: Receipt) -> None:
+            self.letter_error = letter.error
             if letter.error is not None:
                 log.warning("group %r on topic %r: a dead letter waits: %s", self.name, self.topic.name, letter.error)
             flight.buried(entry, done=letter.error is None)
@@ -482,20 +531,20 @@ class Group:
 
     def _add_cursors(self, stored: Mapping[int, StoredCursor]) -> None:
         """Add cursors for the new partitions, at the stored places or else at the beginning."""
-        for partition in self.topic.partitions[len(self._cursors) :]:
+        for partition in self.topic.partitions[len(self.cursors) :]:
             kept = stored.get(partition.number, StoredCursor(partition.log.first_offset))
             # What the disk lost is nobody's; a cursor is never trusted against the log.
             position = min(kept.committed, partition.high_watermark)
             done = [(start, end) for start, end in kept.done if end <= partition.high_watermark]
-            self._cursors.append(PartitionCursor(partition, position, self._read_ahead, self.counts, done, self.wake))
+            self.cursors.append(PartitionCursor(partition, position, self._read_ahead, self.counts, done, self.wake))
 
     def topic_changed(self, topic: Topic) -> None:
         """Continue in the partitions of a topic that grew, or was opened again."""
         if topic is not self.topic:
             self.topic = topic
-            for cursor in self._cursors:
+            for cursor in self.cursors:
                 cursor.rebind(topic.partitions[cursor.number])
-        if len(self._cursors) != len(topic.partitions):
+        if len(self.cursors) != len(topic.partitions):
             self._add_cursors({})
             self._changed()
         self.wake()
@@ -507,7 +556,7 @@ class Group:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for cursor in self._cursors:
+        for cursor in self.cursors:
             cursor.leave()
         self._dispatcher.stopped = True
         members = list(self.members)
@@ -524,14 +573,14 @@ class Group:
 
     def _cursor(self, partition: int) -> PartitionCursor:
         self.topic.partition(partition)
-        if partition >= len(self._cursors):
+        if partition >= len(self.cursors):
             self._add_cursors({})
-        return self._cursors[partition]
+        return self.cursors[partition]
 
     def _load_filter(self) -> None:
         if not self._filter_known:
             self._dispatcher.filter = self._make_filter(self.settings)
-            self._filter_known = True
+            self._filter_known, self.filter_error = True, None
 
     def _require_open(self) -> None:
         if self.closed:
@@ -541,9 +590,9 @@ class Group:
         self._require_open()
         if member.closed:
             raise GroupClosedError("the member has left its group")
-        if self._flight is None:
+        if self.flight is None:
             raise GroupClosedError(f"group {self.name!r} takes no acks: a record is done when it is handed out")
-        return self._flight
+        return self.flight
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ Nothing here waits or reads: the group asks, and `tick` does what its time has c
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -153,7 +153,8 @@ class Flight:
         self._clock = clock
         self._counts = counts
         self._bury = bury
-        self._leases: deque[Lease] = deque()
+        self.leases: deque[Lease] = deque()
+        """In the order in which they began; those without a record left are over."""
         self._spent = 0
         self._retries: list[tuple[float, int, Entry]] = []
         self._retry_count = 0
@@ -170,7 +171,7 @@ class Flight:
         lease = Lease(cursor, member, 1, self._clock.monotonic(), offsets)
         cursor.unfinished.update(dict.fromkeys(offsets, lease))
         member.in_flight += len(offsets)
-        self._leases.append(lease)
+        self.leases.append(lease)
         return lease
 
     def claim(self, lease: Lease, offset: int, key: bytes | None, state: "KeyState | None") -> None:
@@ -192,7 +193,7 @@ class Flight:
         lease.offsets, lease.left, lease.since = offsets, len(offsets), self._clock.monotonic()
         lease.member.in_flight += len(offsets)
         self.count += len(offsets)
-        self._leases.append(lease)
+        self.leases.append(lease)
 
     def hold(self, cursor: CursorFlight, offset: int, key: bytes) -> None:
         """Keep a fresh record back behind the unfinished records of its key."""
@@ -208,7 +209,7 @@ class Flight:
         lease = Lease(cursor, member, cursor.attempts.get(offset, 0) + 1, self._clock.monotonic(), [offset])
         cursor.unfinished[offset] = lease
         member.in_flight += 1
-        self._leases.append(lease)
+        self.leases.append(lease)
         key = cursor.key_of.get(offset)
         if key is not None:
             state = cursor.keys[key]
@@ -299,14 +300,14 @@ class Flight:
         if not lease.left:
             lease.offsets = _NONE
             self._spent += 1
-        self._leases.append(extended)
+        self.leases.append(extended)
         self._sweep()
         return extended
 
     def _sweep(self) -> None:
         """Remove the leases that are over, if they are many."""
-        if self._spent > SPENT_LEASES_MAX and 2 * self._spent > len(self._leases):
-            self._leases = deque(lease for lease in self._leases if lease.left)
+        if self._spent > SPENT_LEASES_MAX and 2 * self._spent > len(self.leases):
+            self.leases = deque(lease for lease in self.leases if lease.left)
             self._spent = 0
 
     def finish(self, cursor: CursorFlight, offset: int) -> None:
@@ -421,7 +422,7 @@ class Flight:
 
     def leave(self, member: Holder, *, lost: bool) -> None:
         """Return what a member holds to the group, to be handed out at once; an attempt if the member was `lost`."""
-        for lease in list(self._leases):
+        for lease in list(self.leases):
             if lease.member is member and lease.left:
                 for offset in lease.offsets:
                     if lease.cursor.unfinished.get(offset) is lease:
@@ -448,7 +449,7 @@ class Flight:
     def tick(self) -> None:
         """End leases that were not acked in time, and make ready what has waited long enough."""
         now = self._clock.monotonic()
-        leases, seconds = self._leases, self.settings.ack_seconds
+        leases, seconds = self.leases, self.settings.ack_seconds
         while leases and (not leases[0].left or leases[0].since + seconds <= now):
             lease = leases.popleft()
             if not lease.left:
@@ -474,12 +475,18 @@ class Flight:
 
     def next_at(self) -> float | None:
         """Return when (monotonic seconds) `tick` has something to do, `None` when nothing is to come."""
-        while self._leases and not self._leases[0].left:
-            self._leases.popleft()
+        while self.leases and not self.leases[0].left:
+            self.leases.popleft()
             self._spent = max(self._spent - 1, 0)
-        times = [self._leases[0].since + self.settings.ack_seconds] if self._leases else []
+        times = [self.leases[0].since + self.settings.ack_seconds] if self.leases else []
         times += [self._retries[0][0]] if self._retries else []
         return min(times, default=None)
+
+    def retries(self) -> Iterator[tuple[float, CursorFlight, int]]:
+        """Yield when (monotonic seconds) records are made ready again, about the first of them first."""
+        for at, _, (cursor, epoch, offset) in self._retries:
+            if cursor.epoch == epoch and cursor.unfinished.get(offset) is WAITING:
+                yield at, cursor, offset
 
     # -- order per key -----------------------------------------------------------------------------------------------
 

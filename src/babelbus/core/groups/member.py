@@ -67,9 +67,15 @@ class Member(Holder):
         held: bool = False,
         principal: Identity = NOBODY,
         expires: bool = True,
+        address: str = "",
+        joined_at: float = 0.0,
     ) -> None:
         super().__init__()
         self.expires = expires
+        self.address = address
+        """Where its client is, as people write it; empty if that is not known."""
+        self.joined_at = joined_at
+        """When it joined, in monotonic seconds."""
         self.group = group
         self.deliver = deliver
         self.on_closed = on_closed

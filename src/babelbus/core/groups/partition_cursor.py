@@ -59,6 +59,24 @@ class CursorInfo(msgspec.Struct, frozen=True):
     """Records that were handed out, or are held back behind those, and are not done."""
 
 
+class SeekPreview(msgspec.Struct, frozen=True):
+    """The effect that a seek would have in one partition. Offsets that compaction removed count like records."""
+
+    partition: int
+    committed: int
+    position: int
+    target: int
+    """The offset that would be handed out next."""
+    end: int
+    """The high watermark."""
+    again: int
+    """Records that were delivered and would be delivered again."""
+    skipped: int
+    """Records that are not done and would be skipped."""
+    in_flight: int
+    """Records in flight; later acks of them would be stale."""
+
+
 class NotLoadedError(BabelbusError):
     """The record is being loaded; the group is woken when it is there."""
 
@@ -173,14 +191,32 @@ class PartitionCursor:
         spans += [(max(start, self.position), end) for start, end in self.done if end > self.position]
         return StoredCursor(self.flight.committed(self.position), spans[:SPANS_MAX])
 
-    def seek(self, place: Place) -> None:
-        """Move to another place; an offset below the first stored record becomes that record's."""
+    def target(self, place: Place) -> int:
+        """Return the offset of a place; an offset below the first stored record becomes that record's."""
         offset = self.partition.high_watermark
         if place.at == "beginning":
             offset = 0
         elif place.at == "offset":
             offset = place.offsets.get(self.number, place.value)
-        self.position = max(offset, self.partition.log.first_offset)
+        return max(offset, self.partition.log.first_offset)
+
+    def preview(self, place: Place) -> SeekPreview:
+        """Return the effect that `seek` would have."""
+        target, position, end = self.target(place), self.position, self.partition.high_watermark
+        first = self.partition.log.first_offset
+        # All below `position` was delivered, as were the spans of `done`; of that, `unfinished` is not done.
+        ahead = [(max(start, position), stop) for start, stop in self.done if stop > position]
+        again = max(min(position, end) - target, 0) + sum(max(stop - max(start, target), 0) for start, stop in ahead)
+        unread = max(min(target, end) - max(position, first), 0)
+        unread -= sum(max(min(stop, target) - start, 0) for start, stop in ahead)
+        in_flight = self.flight.unfinished
+        dropped = sum(offset < target for offset in in_flight)
+        committed = self.flight.committed(position)
+        return SeekPreview(self.number, committed, position, target, end, again, unread + dropped, len(in_flight))
+
+    def seek(self, place: Place) -> None:
+        """Move to another place; an offset below the first stored record becomes that record's."""
+        self.position = self.target(place)
         self.done = []
         self._reached = 0
         self.leave()

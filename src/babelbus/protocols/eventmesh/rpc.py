@@ -147,7 +147,7 @@ class RpcSession(contract.Session):
         elif isinstance(event, Began):
             method = self._server.methods[event.path]
             wake = partial(self._wake, stream)
-            began = Stream(self._server.hub, method.dialect, method.read, wake, self._identify)
+            began = Stream(self._server.hub, method.dialect, method.read, wake, self._identify, self._outbox.peer)
             self.streams[stream] = began
             self._set_deadline(stream, event.deadline)
             if self._server.hub.stopping:

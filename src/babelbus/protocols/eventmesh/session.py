@@ -289,7 +289,9 @@ class Session(contract.Session):
                     return "the client is gone"
                 if before is not None:
                     self._end(before)
-                subscribed = self._subscribed[wanted.topic] = Subscribed(wanted, self._caller or caller)
+                subscribed = self._subscribed[wanted.topic] = Subscribed(
+                    wanted, self._caller or caller, self._outbox.peer
+                )
                 if self._listening:
                     self._begin(subscribed)
             except BabelbusError as error:

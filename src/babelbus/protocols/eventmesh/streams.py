@@ -52,8 +52,10 @@ class Stream:
         read: Callable[[bytes], Any],
         wake: Callable[[], None],
         identify: Callable[[Given], Caller | Work[Caller]],
+        address: str,
     ) -> None:
         self._identify = identify
+        self._address = address
         self._caller: Caller | None = None
         """The caller of the last subscription, while the gate is on."""
         self.read = read
@@ -180,7 +182,7 @@ class Stream:
                 return
             if before is not None:
                 before.end(self._hub)
-            subscribed = self.subscribed[key] = Subscribed(item, caller)
+            subscribed = self.subscribed[key] = Subscribed(item, caller, self._address)
             subscribed.begin(self._hub, wanted.group, self._deliver, self._broadcast, self._ask)
 
     def access_changed(self, renew: Callable[[Caller], Caller | None]) -> bool:

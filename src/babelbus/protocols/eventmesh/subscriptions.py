@@ -18,10 +18,11 @@ from babelbus.protocols.eventmesh.messages import SubscriptionItem
 class Subscribed:
     """A topic that a client has subscribed to, and what the client is to the topic while it listens."""
 
-    __slots__ = ("caller", "item", "live", "member", "responder")
+    __slots__ = ("address", "caller", "item", "live", "member", "responder")
 
-    def __init__(self, item: SubscriptionItem, caller: Caller) -> None:
+    def __init__(self, item: SubscriptionItem, caller: Caller, address: str) -> None:
         self.item = item
+        self.address = address
         self.caller = caller
         self.member: Member | None = None
         self.live: Live | None = None
@@ -62,7 +63,14 @@ class Subscribed:
             return
         joined = hub.group(self.item.topic, group, principal)
         handle = partial(self._deliver, hub, deliver)
-        self.member = joined.join(handle, window=hub.settings.window, owner=self, held=held, principal=principal)
+        self.member = joined.join(
+            handle,
+            window=hub.settings.window,
+            owner=self,
+            held=held,
+            principal=principal,
+            address=self.address,
+        )
         if self.item.type == "SYNC":
             self.responder = hub.broker.responders.add(subject, partial(ask, self), group, principal, counted=False)
 

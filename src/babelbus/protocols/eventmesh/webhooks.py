@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -116,6 +116,8 @@ class _Webhook:
         elif "CLUSTERING" not in modes and self.member is not None:
             self.member.leave()
             self.member = None
+        if self.member is not None:
+            self.member.address = ", ".join(sorted({urlsplit(url).netloc.rpartition("@")[2] for url in self._urls}))
         if "BROADCASTING" in modes and self.live is None:
             self.live = hub.broker.subscribe(exactly(self.topic), self._broadcast, principal)
         elif "BROADCASTING" not in modes and self.live is not None:

@@ -96,6 +96,7 @@ class Subscription:
             held=self._receiver.held,
             on_closed=self._closed,
             principal=self.principal,
+            address=self.address.removeprefix("/"),
         )
 
     def taken_over(self) -> None:

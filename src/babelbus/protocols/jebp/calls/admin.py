@@ -27,6 +27,7 @@ class Lines:
     """The answer of one request, as far as it is written before its end."""
 
     def __init__(self, call: Call) -> None:
+        self.address = call.address
         self._call = call
         self._room = asyncio.Event()
         self.begun = False

@@ -95,6 +95,11 @@ class Call:
         return self._calls.principal
 
     @property
+    def address(self) -> str:
+        """The address of the client."""
+        return self._calls.address
+
+    @property
     def broker(self) -> Broker:
         """The broker."""
         return self._calls.broker
@@ -249,6 +254,11 @@ class Calls:
         full = self._outbox.full
         self._stalled |= full
         return full
+
+    @property
+    def address(self) -> str:
+        """The address of the client."""
+        return self._outbox.peer
 
     def family(self, key: object, make: Callable[["Calls"], F]) -> F:
         """Return what a family shares on this connection; see `Call.family`."""

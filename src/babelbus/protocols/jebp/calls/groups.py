@@ -146,6 +146,7 @@ class Consumer(Stream):
             owner=self,
             exclusive=request.exclusive,
             principal=self._call.principal,
+            address=self._call.address,
         )
         joined = Joined(settings.ack, settings.ack_seconds, settings.order, group.paused)
         self._call.send(msgspec.msgpack.encode(joined))
