@@ -18,8 +18,8 @@ def figures(preview: SeekPreview) -> tuple[int, int, int]:
 @in_loop
 async def test_a_preview_counts_what_comes_again_and_what_is_skipped_and_changes_nothing() -> None:
     crew = Crew(partitions=2)
-    group = crew.group()
-    crew.publish(*range(8))
+    group = crew.group(GroupSettings(ack="explicit", order="none"))
+    crew.publish(*range(8), key=b"k")  # all of them in one partition
     taker = Taker(group, window=4)
     await turns()
     taker.member.ack([one for one in taker.got if one.offset == 1])
