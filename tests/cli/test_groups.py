@@ -96,6 +96,19 @@ def test_a_group_is_made_shown_changed_set_paused_and_removed(near: Near) -> Non
     assert "'babelbus groups list' shows" in near.run("groups", "show", "life", "g", code=1)
 
 
+def test_a_group_says_why_its_records_wait_and_a_seek_what_it_would_do(near: Near) -> None:
+    publish(near, "stuck", "a", "b", "c")
+    near.run("groups", "create", "stuck", "g", "--from", "beginning")
+    assert near.run("groups", "show", "stuck", "g").startswith("The group has no members.\n")
+    (effect,) = near.rows("groups", "seek", "stuck", "g", "--to-offset", "2", "--preview", "--json")
+    assert (effect["again"], effect["skipped"], effect["partitions"][0]["target"]) == (0, 2, 2)
+    told = near.run("groups", "seek", "stuck", "g", "--to", "end", "--preview")
+    assert "0 records would be delivered again, 3 skipped; acks of 0 in flight would count as stale" in told
+    assert lag(near, "stuck", "g") == 3
+    near.run("groups", "pause", "stuck", "g")
+    assert near.run("groups", "show", "stuck", "g").startswith("The group is paused: nothing is delivered until")
+
+
 def test_the_help_of_create_tells_the_defaults_that_a_group_gets() -> None:
     shown = {name: setting_text(name, getattr(GroupSettings(), name)) for name in DEFAULTS}
     assert shown == DEFAULTS

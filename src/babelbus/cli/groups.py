@@ -7,7 +7,7 @@ import click
 
 from babelbus.cli.api import path_of
 from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, partition_option, yes_option
-from babelbus.cli.output import human_time, note, plural, print_all, print_json, print_line, print_table
+from babelbus.cli.output import escape, human_time, note, plural, print_all, print_json, print_line, print_table
 from babelbus.cli.target import Target, bus_options
 from babelbus.cli.times import read_time
 from babelbus.cli.topics import setting_text
@@ -184,12 +184,17 @@ def list_groups(target: Target, topic: str | None, as_json: bool) -> None:
 def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     """Show one group.
 
-    Its settings, its position in each partition, and its counts since the server started.
+    Why records wait, its members, its settings, its position in each partition, and its counts since the server
+    started.
     """
     info = target.api().call("GET", group_path(topic, group))
     if as_json:
         print_json(info)
         return
+    for obstacle in info["obstacles"]:
+        print_line(escape(obstacle["text"]))
+    if info["obstacles"]:
+        print_line("")
     state = [("made", human_time(info["created_ms"])), ("members", info["members"])]
     state += [("paused", "yes")] if info["paused"] else []
     settings = [(name, setting_text(name, value)) for name, value in info["settings"].items() if name != "labels"]
@@ -199,8 +204,18 @@ def show_group(target: Target, topic: str, group: str, as_json: bool) -> None:
     names = ("partition", "committed", "position", "end", "lag", "in_flight")
     columns = ("Partition", "Done below", "Next", "End", "Lag", "In flight")
     print_table(columns, [[lane[name] for name in names] for lane in info["lanes"]], numbers=columns)
+    if info["joined"]:
+        print_line("")
+        head = ("Member", "Protocol", "Address", "Joined", "In flight", "Takes no more")
+        print_table(head, [_member_line(member) for member in info["joined"]], numbers=("In flight",))
     print_line("")
     print_table(("Since the start", "Records"), list(info["counts"].items()), numbers=("Records",))
+
+
+def _member_line(member: dict[str, Any]) -> list[object]:
+    """Return the cells of a member; names that the server does not tell are a dash."""
+    cells = [member["principal"] or "-", member["protocol"] or "-", member["address"] or "-"]
+    return [*map(escape, cells), human_time(member["since_ms"]), member["in_flight"], member["full"] or "-"]
 
 
 @groups.command(
@@ -273,9 +288,14 @@ def alter_group(target: Target, topic: str, group: str, as_json: bool, **setting
         "babelbus groups seek orders workers --to end            skip all stored records",
         "babelbus groups seek orders workers --to-time -1h",
         "babelbus groups seek orders workers --to-offset 1700 --partition 2",
+        "babelbus groups seek orders workers --to-time -1h --preview     what would come again, without moving",
     ),
 )
-@_of_group(place_options("to", "Where to continue."), partition_option)
+@_of_group(
+    place_options("to", "Where to continue."),
+    partition_option,
+    click.option("--preview", is_flag=True, help="Show what would be delivered again or skipped, and move nothing."),
+)
 def seek_group(
     target: Target,
     topic: str,
@@ -284,6 +304,7 @@ def seek_group(
     place_offset: int | None,
     place_time: int | None,
     partition: int | None,
+    preview: bool,
     as_json: bool,
 ) -> None:
     """Move a group to another position.
@@ -294,6 +315,9 @@ def seek_group(
     place = read_place("to", place_at, place_offset, place_time, partition)
     if place is None:
         raise click.UsageError("no position: give --to beginning, --to end, --to-offset N or --to-time TIME")
+    if preview:
+        _print_preview(target.api().call("POST", f"{group_path(topic, group, 'seek')}?preview=1", place), as_json)
+        return
     set_ = target.api().call("POST", group_path(topic, group, "seek"), place)
     _print_done(set_, "continues at the new position", as_json)
     _warn_of_waiting(set_)
@@ -346,6 +370,19 @@ def _warn_of_waiting(group: dict[str, Any]) -> None:
                 f"babelbus: partition {lane['partition']} ends at {lane['end']}: "
                 f"the group skips new records there until offset {lane['position']}"
             )
+
+
+def _print_preview(effect: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(effect)
+        return
+    names = ("partition", "committed", "target", "end", "again", "skipped", "in_flight")
+    columns = ("Partition", "Done below", "New position", "End", "Again", "Skipped", "In flight")
+    print_table(columns, [[line[name] for name in names] for line in effect["partitions"]], numbers=columns)
+    print_line(
+        f"{plural(effect['again'], 'record')} would be delivered again, {effect['skipped']:,} skipped; acks of "
+        f"{effect['in_flight']:,} in flight would count as stale"
+    )
 
 
 def _print_done(group: dict[str, Any], what: str, as_json: bool) -> None:

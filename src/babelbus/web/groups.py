@@ -1,6 +1,6 @@
 """Consumer groups over the administration endpoint: what there is, make, change, seek, pause, remove."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -8,9 +8,9 @@ from aiohttp import web
 
 from babelbus.core.access import Action, Identity, refusal
 from babelbus.core.broker import Broker
-from babelbus.core.groups import Group, GroupInfo, Groups, Place
+from babelbus.core.groups import Group, GroupInfo, Groups, InFlightInfo, MemberInfo, Obstacle, Place, SeekPreview
 from babelbus.core.settings import change_settings
-from babelbus.web.answers import answer, read_body
+from babelbus.web.answers import answer, read_body, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import Call, Route
 
@@ -44,6 +44,48 @@ class CreateGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ensure: bool = False
 
 
+class GroupShown(GroupInfo, frozen=True, kw_only=True):
+    """A group, with what it does now. Times are milliseconds since 1970."""
+
+    may_manage: bool
+    """Whether who asks may change, move, pause and remove the group."""
+    obstacles: list[Obstacle]
+    """Why records wait; empty while they are delivered, and when all are done."""
+    joined: tuple[MemberInfo, ...]
+    """The members, as far as they are shown; names and addresses are told to those who may manage the group."""
+    oldest: tuple[InFlightInfo, ...]
+    """The oldest records in flight."""
+    attempts: int
+    """The most deliveries of a record that failed and is in flight."""
+    next_redelivery_ms: int | None
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """The effect that a seek would have: sums, and for each partition."""
+
+    topic: str
+    name: str
+    again: int
+    skipped: int
+    in_flight: int
+    partitions: list[SeekPreview]
+
+
+COUNT_MAX = 1_000
+"""Most groups of one page."""
+LISTED_MEMBERS = 3
+"""Members of each group that a page of groups shows."""
+SORTS: dict[str, Callable[[GroupInfo], Any]] = {
+    "topic": lambda info: (info.topic, info.name),
+    "name": lambda info: (info.name, info.topic),
+    "lag": lambda info: info.lag,
+    "in_flight": lambda info: info.in_flight,
+    "members": lambda info: info.members,
+    "redelivered": lambda info: info.counts.redelivered,
+    "dead_lettered": lambda info: info.counts.dead_lettered,
+}
+
+
 class GroupRoutes:
     """The requests about groups, but for the live one."""
 
@@ -71,7 +113,10 @@ class GroupRoutes:
         principal = call.principal
         found = groups.all() if topic is None else groups.on_topic(principal.absolute(topic))
         seen = [group for group in found if may_see(self._broker, principal, group.topic.name)]
-        return answer({"groups": [_shown(group, principal) for group in seen]})
+        count = read_number(call, "count", 1)
+        if count is None:
+            return answer({"groups": [_shown(group, principal) for group in seen]})
+        return answer(_page(call, seen, min(count, COUNT_MAX)))
 
     async def _create(self, call: Call) -> web.Response:
         """Create a group: 201 for a new group, 200 for an existing one."""
@@ -89,7 +134,7 @@ class GroupRoutes:
         return answer(_shown(made, principal), status=201)
 
     async def _show(self, call: Call) -> web.Response:
-        return answer(_shown(self._group(call), call.principal))
+        return answer(_inspected(self._group(call), call.principal))
 
     async def _alter(self, call: Call) -> web.Response:
         changes = await read_body(call, dict[str, Any])
@@ -105,10 +150,13 @@ class GroupRoutes:
         return answer({"removed": name, "topic": call.principal.relative(topic)})
 
     async def _seek(self, call: Call) -> web.Response:
-        """Move the cursor; the answer follows once the new cursor is durable."""
+        """Move the cursor; the answer follows once the new cursor is durable. With `preview`, tell the effect only."""
         body, groups = await read_body(call, PlaceBody), self._groups
         group = self._group(call)
-        group.seek(await body.place(groups, group.topic.name), call.principal)
+        place = await body.place(groups, group.topic.name)
+        if "preview" in call.query:
+            return answer(_preview(group, group.preview_seek(place, call.principal), call.principal))
+        group.seek(place, call.principal)
         await groups.commit()
         return answer(_shown(group, call.principal))
 
@@ -147,6 +195,45 @@ def _shown(group: Group, principal: Identity) -> GroupInfo:
     letters, relative = info.settings.dead_letter_topic, principal.root.relative
     settings = msgspec.structs.replace(info.settings, dead_letter_topic=letters and relative(letters))
     return msgspec.structs.replace(info, topic=relative(info.topic), settings=settings)
+
+
+def _inspected(group: Group, principal: Identity, **limits: int) -> GroupShown:
+    """Return a group with what it does now, as far as a principal is told."""
+    may_manage = group.may_manage(principal)
+    now = group.inspect(names=may_manage, **limits)
+    obstacles = [msgspec.structs.replace(one, text=principal.relative_text(one.text)) for one in now.obstacles]
+    return GroupShown(
+        *msgspec.structs.astuple(_shown(group, principal)),
+        may_manage=may_manage,
+        obstacles=obstacles,
+        joined=now.members,
+        oldest=now.oldest,
+        attempts=now.attempts,
+        next_redelivery_ms=now.next_redelivery_ms,
+    )
+
+
+def _page(call: Call, groups: list[Group], count: int) -> dict[str, Any]:
+    """Return a page of groups, with what they do now: of those that contain `search`, in the order of `sort`."""
+    principal, search = call.principal, call.query.get("search", "").lower()
+    sort = call.query.get("sort", "topic")
+    if sort not in SORTS:
+        raise web.HTTPBadRequest(text=f"sort is one of {', '.join(SORTS)}, not {sort[:40]!r}")
+    pairs = [(_shown(group, principal), group) for group in groups]
+    pairs = [pair for pair in pairs if search in f"{pair[0].topic} {pair[0].name}".lower()]
+    pairs.sort(key=lambda pair: SORTS[sort](pair[0]), reverse=call.query.get("descending") == "1")
+    offset = read_number(call, "offset") or 0
+    shown = [
+        _inspected(group, principal, members_max=LISTED_MEMBERS, oldest_max=0)
+        for _, group in pairs[offset : offset + count]
+    ]
+    return {"groups": shown, "total": len(pairs)}
+
+
+def _preview(group: Group, partitions: list[SeekPreview], principal: Identity) -> Preview:
+    again, skipped = sum(one.again for one in partitions), sum(one.skipped for one in partitions)
+    in_flight = sum(one.in_flight for one in partitions)
+    return Preview(principal.relative(group.topic.name), group.name, again, skipped, in_flight, partitions)
 
 
 def may_see(broker: Broker, principal: Identity, topic: str) -> bool:

@@ -13,7 +13,9 @@ from babelbus.core.groups.dead_letters import topic_name as letters_of
 from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
 from babelbus.core.groups.group import Group, GroupInfo
 from babelbus.core.groups.in_flight import Delivery, Holder, Lease
+from babelbus.core.groups.inspection import InFlightInfo, MemberInfo, Obstacle
 from babelbus.core.groups.member import Member
+from babelbus.core.groups.partition_cursor import SeekPreview
 from babelbus.core.groups.registry import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.groups.settings import (
     BEGINNING,
@@ -50,17 +52,21 @@ __all__ = [
     "GroupSettings",
     "Groups",
     "Holder",
+    "InFlightInfo",
     "InvalidGroupNameError",
     "Lease",
     "Letter",
     "LettersWaitingError",
     "Member",
+    "MemberInfo",
     "NoDeadLetterTopicError",
+    "Obstacle",
     "Place",
     "RecordFilter",
     "Rows",
     "RowsFilter",
     "Run",
+    "SeekPreview",
     "UnknownFilterError",
     "UnknownGroupError",
     "at_offset",

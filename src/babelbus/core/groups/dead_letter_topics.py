@@ -5,7 +5,7 @@ cursor, so a crash may let letters that were replayed within `groups.commit_seco
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import chain
 
 import msgspec
@@ -118,6 +118,10 @@ class Replayed(msgspec.Struct):
             self.failures.append(Failed(partition, offset, reason))
 
 
+Tell = Callable[[Replayed], Awaitable[None]]
+"""Takes the outcome of a replay so far; what it raises ends the replay."""
+
+
 class DeadLetterTopics:
     """All topics of dead letters: those named `dead-letters/...`, and those that a group's settings name.
 
@@ -144,9 +148,18 @@ class DeadLetterTopics:
         return self._describe(self._find(name, principal), principal)
 
     async def read(
-        self, name: str, partition: int, offset: int, count_max: int, principal: Identity = NOBODY
+        self,
+        name: str,
+        partition: int,
+        offset: int,
+        count_max: int,
+        principal: Identity = NOBODY,
+        *,
+        only_waiting: bool = False,
     ) -> list[Letter]:
         """Return up to `count_max` letters of a partition from an offset on, the oldest first.
+
+        With `only_waiting` letters that were replayed are left out.
 
         Raises:
             AccessRefusedError: the principal may not read the topic, or a topic that its letters come from.
@@ -159,8 +172,12 @@ class DeadLetterTopics:
         group = self._groups.find(topic.name, REPLAY_GROUP)
         kept = StoredCursor(0) if group is None else group.stored().get(partition, StoredCursor(0))
         letters: list[Letter] = []
+        if only_waiting:
+            offset = max(offset, kept.committed)
         async for record in _records(source, offset):
             replayed = record.offset < kept.committed or any(start <= record.offset < end for start, end in kept.done)
+            if replayed and only_waiting:
+                continue
             letters.append(Letter(partition, record, _read(record), replayed))
             if len(letters) == count_max:
                 break
@@ -173,11 +190,12 @@ class DeadLetterTopics:
         count_max: int | None = None,
         places: Sequence[tuple[int, int]] = (),
         principal: Identity = NOBODY,
+        tell: Tell | None = None,
     ) -> Replayed:
         """Publish letters that were not replayed yet to the topics that they came from, and record that.
 
         At most `count_max`, the oldest first; or those at `places` (partition, offset). All groups on such a topic see
-        the record again, behind what has come meanwhile.
+        the record again, behind what has come meanwhile. `tell` is called with the outcome so far, time and again.
 
         Raises:
             AccessRefusedError: the principal may not consume the topic; each letter needs the right to publish it.
@@ -211,6 +229,9 @@ class DeadLetterTopics:
                 except asyncio.CancelledError:  # the caller has gone; what was published is recorded before the end
                     await settled(receipts)
                     raise
+                if tell is not None and letters:
+                    outcome.waiting = self._waiting(topic, group)
+                    await tell(outcome)
         finally:
             member.leave()
         for place in sorted(chosen):

@@ -31,7 +31,15 @@ from babelbus.core.groups.cursor_files import StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight, Lease
-from babelbus.core.groups.inspection import Departure, Inspection, Obstacle, find_obstacles, inspect
+from babelbus.core.groups.inspection import (
+    MEMBERS_SHOWN,
+    OLDEST_SHOWN,
+    Departure,
+    Inspection,
+    Obstacle,
+    find_obstacles,
+    inspect,
+)
 from babelbus.core.groups.member import Deliver, Member, OnClosed
 from babelbus.core.groups.partition_cursor import (
     CursorInfo,
@@ -242,13 +250,17 @@ class Group:
 
     # -- access ------------------------------------------------------------------------------------------------------
 
+    def may_manage(self, principal: Identity) -> bool:
+        """Return whether a principal may manage the group: its owner may, and who may manage the topic."""
+        return self._may_manage(principal, self.topic.name, self.owner)
+
     def check_managed(self, principal: Identity) -> None:
         """Check that a principal may manage the group: its owner may, and who may manage the topic.
 
         Raises:
             AccessRefusedError: it may not.
         """
-        if not self._may_manage(principal, self.topic.name, self.owner):
+        if not self.may_manage(principal):
             raise refusal(principal, Action.MANAGE, self.topic.name)
 
     def check_consumed(self, principal: Identity) -> None:
@@ -351,9 +363,11 @@ class Group:
             msgspec.structs.replace(self.counts),
         )
 
-    def inspect(self, *, names: bool = True) -> Inspection:
+    def inspect(
+        self, *, names: bool = True, members_max: int = MEMBERS_SHOWN, oldest_max: int = OLDEST_SHOWN
+    ) -> Inspection:
         """Return what the group does now, and why records wait; without `names`, not who its members are."""
-        return inspect(self, self._clock, names=names)
+        return inspect(self, self._clock, names=names, members_max=members_max, oldest_max=oldest_max)
 
     def obstacles(self, *, names: bool = True) -> tuple[Obstacle, ...]:
         """Return why records wait, as `inspect`."""

@@ -6,18 +6,18 @@ the event loop; what lies behind is left out.
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.core.access import AccessRefusedError, Identity
-from babelbus.core.groups.in_flight import BURYING, READY, WAITING, Holder, Lease
+from babelbus.core.groups.in_flight import BURYING, READY, WAITING, Flight, Holder, Lease
 from babelbus.core.groups.member import Member
 from babelbus.core.groups.partition_cursor import PartitionCursor
-
-if TYPE_CHECKING:
-    from babelbus.core.groups.group import Group
+from babelbus.core.groups.settings import GroupSettings
+from babelbus.core.topic import Topic
+from babelbus.errors import BabelbusError, StorageError
 
 SCAN_MAX = 10_000
 """Most records in flight that one look goes through."""
@@ -82,7 +82,7 @@ class InFlightInfo(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What a group does now."""
+    """The state of a group at one moment."""
 
     obstacles: tuple[Obstacle, ...]
     members: tuple[MemberInfo, ...]
@@ -103,13 +103,30 @@ class Departure(msgspec.Struct, frozen=True):
     revoked: bool = False
 
 
+class _Group(Protocol):
+    """A group, as far as it is looked at; `group.Group` documents the attributes."""
+
+    topic: Topic
+    settings: GroupSettings
+    paused: bool
+    members: list[Member]
+    cursors: list[PartitionCursor]
+    flight: Flight | None
+    stall: StorageError | None
+    filter_error: BabelbusError | None
+    letter_error: BabelbusError | None
+    departure: Departure | None
+
+    def check_consumed(self, principal: Identity) -> None: ...
+
+
 def inspect(
-    group: "Group",
+    group: _Group,
     clock: Clock,
     *,
     names: bool = True,
-    members_max: int = MEMBERS_SHOWN,
-    oldest_max: int = OLDEST_SHOWN,
+    members_max: int,
+    oldest_max: int,
 ) -> Inspection:
     """Return what a group does now; without `names`, nothing says who its members are."""
     look = _Look(group, clock, names)
@@ -122,7 +139,7 @@ def inspect(
     )
 
 
-def find_obstacles(group: "Group", clock: Clock, *, names: bool = True) -> tuple[Obstacle, ...]:
+def find_obstacles(group: _Group, clock: Clock, *, names: bool = True) -> tuple[Obstacle, ...]:
     """Return why records of a group wait, what stops all of them first; empty if they are delivered, or all are done.
 
     Each text is a sentence with the facts: which record, which member, until when.
@@ -133,7 +150,7 @@ def find_obstacles(group: "Group", clock: Clock, *, names: bool = True) -> tuple
 class _Look:
     """One look at a group."""
 
-    def __init__(self, group: "Group", clock: Clock, names: bool) -> None:
+    def __init__(self, group: _Group, clock: Clock, names: bool) -> None:
         self._group = group
         self._names = names
         self._now, self._now_ms = clock.monotonic(), clock.now_ms()
