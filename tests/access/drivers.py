@@ -1033,6 +1033,7 @@ class AdminRecords(Admin):
         path = f"/api/topics/{quote(subject, safe='')}"
         ways = ("records", "records/0/0", "records/0/0/payload", "export", "follow")
         statuses = {self.open("GET", f"{path}/{way}").status for way in ways}
+        statuses.add(self.open("GET", f"{path}/search", filter="payload exists").status)
         assert len(statuses) == 1, statuses
         return statuses == {200}
 

@@ -24,8 +24,9 @@ from babelbus.errors import StorageError
 from babelbus.listening.sockets import open_sockets
 from babelbus.records.format import encode_payloads
 from babelbus.server.views import VIEWS
-from babelbus.storage.contract import BadRange
+from babelbus.storage.contract import BadRange, Store
 from babelbus.storage.errors import DiskFullError
+from babelbus.storage.files import FileSystem
 from babelbus.web import callers
 from babelbus.web.admin import AdminServer
 from babelbus.web.api import AdminApi
@@ -40,8 +41,8 @@ TOKEN = "a token for tests"
 class FakeServer:
     """A `Host` around a real broker."""
 
-    def __init__(self) -> None:
-        self.bus = Bus()
+    def __init__(self, files: FileSystem | None = None, others: dict[str, Store] | None = None) -> None:
+        self.bus = Bus(files, others=others)
         self.broker = self.bus.broker
         self.bus.open_gate("off")
         self.bus.open_state()
@@ -89,7 +90,11 @@ class Caller:
             return reply.status, await reply.json()
 
 
-def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> None:
+def serve(
+    test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]],
+    files: FileSystem | None = None,
+    others: dict[str, Store] | None = None,
+) -> None:
     @asynccontextmanager
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
         api = AdminApi(bus, bus.bus.metrics, read_value=bytes, views=VIEWS)
@@ -104,7 +109,7 @@ def serve(test: Callable[[Caller, FakeServer], Coroutine[Any, Any, None]]) -> No
             await bus.broker.close()
 
     async def run() -> None:
-        bus = FakeServer()
+        bus = FakeServer(files, others)
         async with served(bus) as call:
             await test(call, bus)
 

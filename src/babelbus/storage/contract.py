@@ -39,6 +39,19 @@ class Part(NamedTuple):
     newest_ms: int
 
 
+class Shared(NamedTuple):
+    """Records that another process can read: bytes `position` to `end` of an open file, whose descriptor is `file`.
+
+    The records are there from `offset` on, up to `next_offset`. They are not checked; who asked closes the file.
+    """
+
+    file: int
+    position: int
+    end: int
+    offset: int
+    next_offset: int
+
+
 class Recovery:
     """The result of opening a partition: bytes cut from the tail, ranges that are damaged, bytes that were read."""
 
@@ -71,8 +84,9 @@ class PartitionLog(Protocol):
     """One append-only sequence of records with dense offsets, opened by one writer (`Store.open_partition`).
 
     Calls that never wait, for the event loop: the properties, `configure` and `append`. All others may wait and come
-    from a thread: `durable` from the engine's flusher, `read`, `parts` and `find_time` from its readers, `clean` from
-    the cleaner. Reads see everything that was appended and written: the high watermark is the core's matter.
+    from a thread: `durable` from the engine's flusher, `read`, `share`, `parts` and `find_time` from its readers,
+    `clean` from the cleaner. Reads see everything that was appended and written: the high watermark is the core's
+    matter.
     """
 
     producers: Producers
@@ -140,6 +154,13 @@ class PartitionLog(Protocol):
         Raises:
             OffsetOutOfRangeError: `offset` is below `first_offset` or above `next_offset`.
             CorruptRecordError: the record at `offset` is damaged.
+        """
+
+    def share(self, offset: int) -> Shared | None:
+        """Return where another process reads the records from `offset` on; `None`: they are in no file.
+
+        Raises:
+            OffsetOutOfRangeError, CorruptRecordError: as `read`.
         """
 
     def find_time(self, timestamp: int) -> int | None:

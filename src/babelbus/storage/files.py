@@ -156,6 +156,10 @@ class LocalFiles:
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0) | os.O_CLOEXEC
         return LocalFile(os.open(path, flags, FILE_MODE))
 
+    def share(self, path: str) -> int:
+        """Open a file to be read by another process; return the descriptor, which the caller closes."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
     def read_file(self, path: str) -> bytes:
         """Return the whole content of a small file."""
         file = self.open(path, write=False)  # half the system calls of Python's `open`: a start reads many files

@@ -63,6 +63,7 @@ from babelbus.web.errors import (
     UnknownPrincipalError,
     UnknownResponderError,
 )
+from babelbus.web.search.language import FilterError
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (InvalidEventError, 400, "invalid_event"),
     (NoRecordError, 404, "no_record"),
     (InvalidCopyError, 400, "invalid_copy"),
+    (FilterError, 400, "invalid_filter"),
     (ReadOnlyKeyError, 403, "read_only_key"),
     (TooManyPipelinesError, 429, "too_many_pipelines"),
     (VersionedError, 409, "versioned"),
@@ -168,6 +170,8 @@ def answer_of(error: Exception, request: str, caller: Identity | None) -> web.Re
     if isinstance(error, BabelbusError):
         status, code = next((status, code) for type_, status, code in ERRORS if isinstance(error, type_))
         more = {"offset": error.offset, "time_ms": error.time_ms} if isinstance(error, HistoryGoneError) else {}
+        if isinstance(error, FilterError):
+            more = {"column": error.column}
         told = str(error) if caller is None else caller.relative_text(str(error))
         return answer({"error": told, "code": code, **more}, status=status)
     log.error("%s failed", request, exc_info=error)

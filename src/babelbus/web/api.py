@@ -20,6 +20,7 @@ from babelbus.web.live import LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.records import RecordRoutes
 from babelbus.web.requests import RequestRoutes
+from babelbus.web.search.routes import SearchRoutes
 from babelbus.web.server import Host, ServerRoutes
 from babelbus.web.sessions import KeptSessions, Sessions
 from babelbus.web.state import StateRoutes
@@ -52,6 +53,7 @@ class AdminApi:
 
         self.sessions = Sessions(broker.gate, server.clock, server.config.admin, broker.writer, sessions)
         self.live = LiveRoutes(broker, editor_of, metrics)
+        self.search = SearchRoutes(broker, server.clock)
         self._requests = RequestRoutes(broker, server.clock)
         pipelines = Pipelines(server.clock)
         metrics.registry.register(pipelines)
@@ -60,6 +62,7 @@ class AdminApi:
                 *TopicRoutes(broker, metrics, server.config).routes,
                 *RecordRoutes(broker, views or {}).routes,
                 *CopyRoutes(broker).routes,
+                *self.search.routes,
                 *ServerRoutes(server).routes,
                 *StatusRoutes(server, metrics).routes,
                 *ClientRoutes(server).routes,
@@ -78,7 +81,8 @@ class AdminApi:
         )
 
     def close(self) -> None:
-        """End the live answers in good order."""
+        """End the live answers in good order, and the process that searches."""
         self.sessions.close()
+        self.search.close()
         self.live.close()
         self._requests.close()

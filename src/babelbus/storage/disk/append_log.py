@@ -16,7 +16,7 @@ from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.records.format import CorruptRecordError, rebase
 from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import Chunk, LogSettings, Part, Recovery
+from babelbus.storage.contract import Chunk, LogSettings, Part, Recovery, Shared
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_RECORDS
@@ -374,6 +374,11 @@ class AppendLog:
         """Return stored records; costs one `pread`, a checksum of it, and at most one more block; see the contract."""
         with self._reading:
             return self._segments.read(offset, bytes_max, end_offset)
+
+    def share(self, offset: int) -> Shared | None:
+        """Return where another process reads the records from `offset` on; see the contract."""
+        with self._reading:
+            return self._segments.share(offset)
 
     def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first record at or after a time; see `contract.PartitionLog`."""

@@ -13,12 +13,12 @@ import numpy as np
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import offsets_at, size_of
 from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError
-from babelbus.storage.contract import Chunk
+from babelbus.storage.contract import Chunk, Shared
 from babelbus.storage.disk.reading import SegmentReader
 from babelbus.storage.disk.recovery import replace_from
 from babelbus.storage.disk.segment import Segment
 from babelbus.storage.errors import OffsetOutOfRangeError
-from babelbus.storage.files import FileSystem
+from babelbus.storage.files import FileSystem, LocalFiles
 
 PLACES_MAX = 4096
 """Offsets whose position is remembered: the ends of the last appends and reads, where the next reads begin."""
@@ -125,6 +125,22 @@ class Segments:
             with self._lock:
                 self.remember(chunk.next_offset, segment, position + len(chunk.data))
         return chunk
+
+    def share(self, offset: int) -> Shared | None:
+        """Return where another process reads the records from `offset` on; see `contract.PartitionLog`."""
+        if not isinstance(self._files, LocalFiles):
+            return None
+        with self._lock:
+            next_offset = self.active.next_offset
+            if not self.bases[0] <= offset <= next_offset:
+                raise OffsetOutOfRangeError(offset, self.bases[0], next_offset)
+            segment = self.all[bisect_right(self.bases, offset) - 1]
+            reader = segment if segment.sealed else segment.view()
+        if offset >= reader.next_offset:
+            return None
+        position, found = self._locate(segment, reader, offset)
+        file = self._files.share(f"{segment.path}.log")
+        return Shared(file, position, reader.size_bytes, found, reader.next_offset)
 
     def _locate(self, segment: Segment, reader: SegmentReader, offset: int) -> tuple[int, int]:
         """Return position and offset of the first record at or after `offset`, which the segment holds."""

@@ -17,7 +17,7 @@ from babelbus.clock import Clock
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, read_producer, rebase
 from babelbus.records.record import RecordBatch, StoredBatch
-from babelbus.storage.contract import BadRange, Chunk, LogSettings, Part, Recovery
+from babelbus.storage.contract import BadRange, Chunk, LogSettings, Part, Recovery, Shared
 from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.producers import Producers
 from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows
@@ -302,6 +302,10 @@ class DatabaseLog:
         except CorruptRecordError:
             with self._lock:  # the cleaner may just have removed or rewritten it
                 return self._read(offset, bytes_max, end_offset)
+
+    def share(self, offset: int) -> Shared | None:
+        """Return `None`: the records are in no file; see `contract.PartitionLog`."""
+        return None
 
     def _read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
         first, following = self.first_offset, self.end

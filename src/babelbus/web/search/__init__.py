@@ -1,0 +1,1 @@
+"""Search over the records of a topic: a small language, compiled by us, in a process of its own."""

@@ -1,0 +1,306 @@
+"""Search over the administration API: records of a topic that match a filter, as JSON lines.
+
+    GET /api/topics/TOPIC/search?filter=...&partition=0&offset=5 | time_ms=... &count=50&budget_ms=10000
+
+Lines are {"record": ...} and {"progress": ...}. Each search says how far it came, why it ended, and with `next` where
+to go on: `partition:offset`, the parameter `from` of the next request. The server keeps the rights and the end that
+readers see; the process that searches is told from where to where it may look.
+"""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from aiohttp import web
+
+from babelbus.clock import Clock
+from babelbus.core.access import Action, Identity
+from babelbus.core.broker import Broker
+from babelbus.core.partition import Partition
+from babelbus.core.topic import Topic
+from babelbus.errors import StorageError
+from babelbus.records.format import CorruptRecordError
+from babelbus.records.record import Record
+from babelbus.storage.contract import Shared
+from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.units import MIB
+from babelbus.web.answers import read_number, read_text
+from babelbus.web.callers import topic_of
+from babelbus.web.calls import Answer, Call, Route
+from babelbus.web.errors import NoRecordError
+from babelbus.web.reading import read_one, readable
+from babelbus.web.search.language import parse
+from babelbus.web.search.process import SearchEndedError, Searcher
+from babelbus.web.search.tasks import Outcome, Task
+from babelbus.web.shown_records import Limits, ShownRecord, show
+
+COUNT = 50
+COUNT_MAX = 1_000
+BUDGET_MS = 10_000
+BUDGET_MS_MAX = 60_000
+BYTES_MAX = 1024
+PREVIEW_BYTES_MAX = 64 * 1024
+SEARCHES_MAX = 8
+"""Most searches at once: they share one process."""
+SLICE_SECONDS = 0.1
+encode = msgspec.json.Encoder().encode
+
+REASONS = {
+    "end": "All records up to the end of the topic were searched.",
+    "count": "As many records as were asked for have been found.",
+    "budget": "The time of this search is over.",
+    "ended": "The process that searches has ended; the search can go on from here.",
+    "removed": "The topic was removed, or the right to read it was taken away.",
+}
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a search came: the next offset of a partition, records and hits so far, the time of the last record.
+
+    `why` is empty while the search goes on, else a word of `REASONS`, whose sentence is `text`.
+    """
+
+    partition: int
+    offset: int
+    end_offset: int
+    records: int
+    hits: int
+    time_ms: int
+    done: bool
+    why: str = ""
+    text: str = ""
+    next: str = ""
+    notes: list[str] = []
+
+
+class RecordFound(msgspec.Struct, frozen=True):
+    """A line with a record."""
+
+    record: ShownRecord
+
+
+class ProgressLine(msgspec.Struct, frozen=True):
+    """A line about the search."""
+
+    progress: Progress
+
+
+class SearchRoutes:
+    """The requests that search."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self.searcher = Searcher()
+        self._searches = 0
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """Method, path, and who answers."""
+        return (("GET", "/api/topics/{name}/search", self._search),)
+
+    def close(self) -> None:
+        """Stop the process that searches."""
+        self.searcher.close()
+
+    async def _search(self, call: Call) -> Answer:
+        name, principal = topic_of(call), call.principal
+        topic = readable(self._broker, principal, name)
+        text = read_text(call, "filter")
+        parse(text)
+        count = min(read_number(call, "count", 1) or COUNT, COUNT_MAX)
+        budget_ms = min(read_number(call, "budget_ms", 1) or BUDGET_MS, BUDGET_MS_MAX)
+        bytes_max = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX)
+        starts = await _starts(call, topic)
+        if self._searches >= SEARCHES_MAX:
+            raise web.HTTPServiceUnavailable(text=f"{SEARCHES_MAX} searches run already, which is the limit")
+        deadline = self._clock.monotonic() + budget_ms / 1000
+        search = Search(self._broker, self.searcher, self._clock, topic, principal, text, count, deadline)
+        limits = Limits(bytes_max)
+        self._searches += 1
+        try:
+            response = await call.begin_lines()
+            async for partition, offsets, progress in search.run(starts):
+                records = [await _record(partition, offset, name) for offset in offsets]
+                lines = [
+                    encode(RecordFound(show(record, partition.number, name, principal, limits)))
+                    for record in records
+                    if record is not None
+                ]
+                await response.write(b"\n".join([*lines, encode(ProgressLine(progress))]) + b"\n")
+            return response
+        finally:
+            self._searches -= 1
+
+
+class Search:
+    """One search: it goes through partitions, and tells its progress after each short task."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        searcher: Searcher,
+        clock: Clock,
+        topic: Topic,
+        principal: Identity,
+        text: str,
+        count: int,
+        deadline: float,
+    ) -> None:
+        self._broker = broker
+        self._searcher = searcher
+        self._clock = clock
+        self._topic = topic
+        self._principal = principal
+        self._text = text
+        self._left = count
+        self._count = count
+        self._deadline = deadline
+        self._records = 0
+        self._time_ms = 0
+        self._notes: list[str] = []
+
+    async def run(
+        self, starts: Sequence[tuple[Partition, int]]
+    ) -> AsyncIterator[tuple[Partition, list[int], Progress]]:
+        """Yield a partition, offsets of records that match, and the progress; the last progress says why it ended."""
+        for number, (partition, start) in enumerate(starts):
+            offset, end = max(start, partition.log.first_offset), partition.high_watermark
+            is_last = number == len(starts) - 1
+            while offset < end:
+                why = self._stopped()
+                if why:
+                    yield partition, [], self._progress(partition, offset, end, why)
+                    return
+                try:
+                    hits, offset = await self._step(partition, offset, end)
+                except SearchEndedError:
+                    yield partition, [], self._progress(partition, offset, end, "ended")
+                    return
+                except StorageError as error:
+                    self._notes.append(self._principal.relative_text(str(error)))
+                    yield partition, [], self._progress(partition, offset, end, "removed")
+                    return
+                self._left -= len(hits)
+                if hits or offset < end:
+                    yield partition, hits, self._progress(partition, offset, end, "")
+            if is_last:
+                yield partition, [], self._progress(partition, offset, end, "end")
+
+    def _stopped(self) -> str:
+        """Return why the search ends here, or nothing."""
+        broker, name = self._broker, self._topic.name
+        if broker.find_topic(name) is not self._topic or not broker.may_topic(self._principal, Action.READ, name):
+            return "removed"
+        if self._left <= 0:
+            return "count"
+        return "budget" if self._clock.monotonic() >= self._deadline else ""
+
+    def _progress(self, partition: Partition, offset: int, end: int, why: str) -> Progress:
+        notes, self._notes = self._notes, []
+        return Progress(
+            partition=partition.number,
+            offset=offset,
+            end_offset=end,
+            records=self._records,
+            hits=self._count - self._left,
+            time_ms=self._time_ms,
+            done=why == "end",
+            why=why,
+            text=REASONS.get(why, ""),
+            next=f"{partition.number}:{offset}" if why and why != "removed" else "",
+            notes=notes,
+        )
+
+    async def _step(self, partition: Partition, offset: int, end: int) -> tuple[list[int], int]:
+        """Return the offsets that match, found within a moment, and where to go on.
+
+        Raises:
+            SearchEndedError: the process has ended.
+            StorageError: the topic went away.
+        """
+        try:
+            part = await partition.ask(lambda: partition.log.share(offset))
+            if part is not None:
+                outcome = await self._search_file(part, end)
+                if not outcome.fault:
+                    following = outcome.offset if outcome.position < part.end else max(outcome.offset, part.next_offset)
+                    return self._note(outcome), min(following, end)
+                if outcome.offset > offset:
+                    return self._note(outcome), outcome.offset
+            chunk = await partition.read(offset, MIB, end)
+        except OffsetOutOfRangeError:
+            first = partition.log.first_offset
+            self._notes.append(f"Retention has removed the records below offset {first} during the search.")
+            return [], max(first, offset + 1)
+        except CorruptRecordError as error:
+            self._notes.append(
+                f"The record at offset {offset} of partition {partition.number} is damaged: {error.reason}."
+            )
+            return [], offset + 1
+        if not chunk.data:
+            return [], max(chunk.next_offset, offset + 1)
+        outcome = await self._searcher.run(self._task(0, len(chunk.data), offset, end, chunk.data))
+        whole = len(outcome.hits) < self._left
+        return self._note(outcome), max(chunk.next_offset if whole else outcome.offset, offset + 1)
+
+    async def _search_file(self, part: Shared, end: int) -> Outcome:
+        try:
+            task = self._task(part.position, part.end, part.offset, min(end, part.next_offset))
+            return await self._searcher.run(task, part.file)
+        finally:
+            os.close(part.file)
+
+    def _task(self, position: int, stop: int, offset: int, end: int, data: bytes | None = None) -> Task:
+        root = self._principal.root
+        return Task(
+            filter=self._text,
+            topic=self._topic.name,
+            root="" if root is None else root.name,
+            position=position,
+            end=stop,
+            offset=offset,
+            end_offset=end,
+            count=self._left,
+            seconds=SLICE_SECONDS,
+            data=data,
+        )
+
+    def _note(self, outcome: Outcome) -> list[int]:
+        self._records += outcome.records
+        self._time_ms = outcome.time_ms or self._time_ms
+        return outcome.hits
+
+
+async def _record(partition: Partition, offset: int, name: str) -> Record | None:
+    """Return a record that was found, `None` if it is gone meanwhile."""
+    try:
+        return (await read_one(partition, offset, name))[0]
+    except (NoRecordError, StorageError):
+        return None
+
+
+async def _starts(call: Call, topic: Topic) -> list[tuple[Partition, int]]:
+    """Return the partitions of a search, and where it begins in each.
+
+    Raises:
+        web.HTTPBadRequest: `from` is no place.
+    """
+    number, offset, time_ms = (read_number(call, name) for name in ("partition", "offset", "time_ms"))
+    partitions = topic.partitions if number is None else [topic.partition(number)]
+    place = call.query.get("from", "")
+    first, _, at = place.partition(":")
+    if place and not (first.isascii() and first.isdigit() and at.isascii() and at.isdigit() and len(place) < 30):
+        raise web.HTTPBadRequest(text=f"from is a place such as 0:1500 (partition and offset), not {place[:40]!r}")
+    starts = []
+    for partition in partitions:
+        if place and partition.number < int(first):
+            continue
+        start = offset or 0
+        if place and partition.number == int(first):
+            start = int(at)
+        elif time_ms is not None:
+            found = await partition.find_time(time_ms)
+            start = partition.high_watermark if found is None else found
+        starts.append((partition, start))
+    return starts or [(partitions[-1], partitions[-1].high_watermark)]
