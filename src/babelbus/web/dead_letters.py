@@ -7,31 +7,54 @@ from aiohttp import web
 
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
-from babelbus.core.groups import OURS, DeadLetterTopicInfo, DeadLetterTopics, letters_of
+from babelbus.core.groups import OURS, DeadLetterTopicInfo, DeadLetterTopics, Replayed, letters_of
 from babelbus.core.groups import Letter as StoredLetter
 from babelbus.core.rooted import relative_record
+from babelbus.errors import BabelbusError
 from babelbus.records.record import Record
 from babelbus.web.answers import answer, read_body, read_number
-from babelbus.web.calls import Call, Route
+from babelbus.web.calls import Answer, Call, Route
 from babelbus.web.lines import LetterLine, LetterOrigin, Letters
 from babelbus.web.record_lines import line_of
+from babelbus.web.shown_records import Limits, ShownRecord, show
 
+encode = msgspec.json.Encoder().encode
 COUNT = 100
 COUNT_MAX = 1_000
 """Most letters of one answer."""
+REASON_LENGTH_MAX = 1_000
+"""A longer reason is shortened with its record."""
 
 
 class ReplayBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At most `max` letters, or those at `places` (partition, offset)."""
+    """At most `max` letters, or those at `places` (partition, offset). With `progress` the answer is lines."""
 
     max: int | None = None
     places: list[tuple[int, int]] = []
+    progress: bool = False
 
 
 class PurgeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`all`: also letters that were not replayed."""
 
     all: bool = False
+
+
+class ShownLetter(msgspec.Struct, frozen=True):
+    """A letter with its record shortened."""
+
+    record: ShownRecord
+    origin: LetterOrigin | None
+    replayed: bool
+
+
+class ShownLetters(msgspec.Struct, frozen=True):
+    """As `Letters`, with the bounds of the partition."""
+
+    letters: list[ShownLetter]
+    next_offset: int | None
+    first_offset: int
+    end_offset: int
 
 
 class DeadLetterRoutes:
@@ -74,19 +97,45 @@ class DeadLetterRoutes:
             raise web.HTTPNotFound
         count = min(read_number(call, "max", 1) or COUNT, COUNT_MAX)
         offset = read_number(call, "offset") or 0
-        name, principal = self._name(call), call.principal
-        found = await self._topics.read(name, int(partition), offset, count, principal)
-        more = found[-1].record.offset + 1 if len(found) == count else None
-        return answer(Letters([_line(letter, principal) for letter in found], more))
+        name, principal, only_waiting = self._name(call), call.principal, call.query.get("waiting") == "1"
+        letters = await self._topics.read(name, int(partition), offset, count, principal, only_waiting=only_waiting)
+        more = letters[-1].record.offset + 1 if len(letters) == count else None
+        if call.query.get("shortened") != "1":
+            return answer(Letters([_line(letter, principal) for letter in letters], more))
+        topic = self._broker.topic(self._topics.info(name, principal).topic)
+        source = topic.partition(int(partition))
+        shown = [_shortened(letter, topic.name, principal) for letter in letters]
+        return answer(ShownLetters(shown, more, source.log.first_offset, source.high_watermark))
 
-    async def _replay(self, call: Call) -> web.Response:
+    async def _replay(self, call: Call) -> Answer:
         wanted = await read_body(call, ReplayBody)
         if wanted.max is not None and wanted.max < 1:
             raise web.HTTPBadRequest(text="max is at least 1")
         name, principal = self._name(call), call.principal
+        if wanted.progress:
+            return await self._replay_in_lines(call, wanted)
         done = await self._topics.replay(name, count_max=wanted.max, places=wanted.places, principal=principal)
-        failures = [msgspec.structs.replace(one, reason=principal.relative_text(one.reason)) for one in done.failures]
-        return answer(msgspec.structs.replace(done, topic=principal.relative(done.topic), failures=failures))
+        return answer(_outcome(done, principal))
+
+    async def _replay_in_lines(self, call: Call, wanted: ReplayBody) -> Answer:
+        """Replay letters, and tell in lines how far the replay is; it ends when nobody reads the lines any more."""
+        name, principal = self._name(call), call.principal
+        self._topics.info(name, principal)  # a mistake is answered as ever, before the lines begin
+        lines = await call.begin_lines()
+
+        async def tell(outcome: Replayed) -> None:
+            progress = {"replayed": outcome.replayed, "failed": outcome.failed, "waiting": outcome.waiting}
+            await lines.write(encode({"progress": progress}) + b"\n")
+
+        try:
+            done = await self._topics.replay(
+                name, count_max=wanted.max, places=wanted.places, principal=principal, tell=tell
+            )
+            last: dict[str, object] = {"done": _outcome(done, principal)}
+        except BabelbusError as error:
+            last = {"error": principal.relative_text(str(error))}
+        await lines.write(encode(last) + b"\n")
+        return lines
 
     async def _purge(self, call: Call) -> web.Response:
         wanted = await read_body(call, PurgeBody)
@@ -101,7 +150,28 @@ def _shown(info: DeadLetterTopicInfo, principal: Identity) -> DeadLetterTopicInf
     return msgspec.structs.replace(info, topic=relative(info.topic), senders=senders)
 
 
+def _outcome(done: Replayed, principal: Identity) -> Replayed:
+    """Return the outcome of a replay as a principal is told."""
+    failures = [msgspec.structs.replace(one, reason=principal.relative_text(one.reason)) for one in done.failures]
+    return msgspec.structs.replace(done, topic=principal.relative(done.topic), failures=failures)
+
+
+def _shortened(letter: StoredLetter, topic: str, principal: Identity) -> ShownLetter:
+    record, origin = _split(letter, principal)
+    if origin is not None and len(origin.reason) > REASON_LENGTH_MAX:
+        origin = msgspec.structs.replace(origin, reason=f"{origin.reason[:REASON_LENGTH_MAX]}...")
+    return ShownLetter(show(record, letter.partition, topic, principal, Limits()), origin, letter.replayed)
+
+
 def _line(letter: StoredLetter, principal: Identity) -> LetterLine:
+    record, origin = _split(letter, principal)
+    if principal.root is not None:
+        record = relative_record(record, principal.root)
+    return LetterLine(line_of(record, letter.partition), origin, letter.replayed)
+
+
+def _split(letter: StoredLetter, principal: Identity) -> tuple[Record, LetterOrigin | None]:
+    """Return the record of a letter without the headers of the dead letter, and what those say."""
     record, came = letter.record, letter.letter
     if came is not None:
         # Somebody else may have written the header: what is no UTF-8 must not spoil the answer.
@@ -110,7 +180,4 @@ def _line(letter: StoredLetter, principal: Identity) -> LetterLine:
         )
         kept = tuple(pair for pair in record.headers if pair[0] not in OURS)
         record = Record(record.payload, record.key, kept, record.timestamp, record.attributes, record.offset)
-    if principal.root is not None:
-        record = relative_record(record, principal.root)
-    origin = None if came is None else LetterOrigin(**msgspec.structs.asdict(came))
-    return LetterLine(line_of(record, letter.partition), origin, letter.replayed)
+    return record, None if came is None else LetterOrigin(**msgspec.structs.asdict(came))

@@ -6,6 +6,7 @@ from babelbus.core.groups.dead_letter_topics import (
     Letter,
     LettersWaitingError,
     NoDeadLetterTopicError,
+    Replayed,
 )
 from babelbus.core.groups.dead_letters import OURS, DeadLetter
 from babelbus.core.groups.dead_letters import TOPIC as LETTER_TOPIC
@@ -63,6 +64,7 @@ __all__ = [
     "Obstacle",
     "Place",
     "RecordFilter",
+    "Replayed",
     "Rows",
     "RowsFilter",
     "Run",

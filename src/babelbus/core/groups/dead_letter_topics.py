@@ -134,9 +134,15 @@ class DeadLetterTopics:
 
     def all(self, principal: Identity = NOBODY) -> list[DeadLetterTopicInfo]:
         """Return the topics of dead letters that a principal may know of, by name."""
-        named = {_target(group) for group in self._groups.all()}
-        topics = [topic for topic in self._door.topics() if topic.name in named or topic.name.startswith(PREFIX)]
-        return [self._describe(topic, principal) for topic in topics if self._door.may_see(principal, topic.name)]
+        senders: dict[str, list[Group]] = {}
+        for group in self._groups.all():
+            senders.setdefault(_target(group), []).append(group)
+        topics = [topic for topic in self._door.topics() if topic.name in senders or topic.name.startswith(PREFIX)]
+        return [
+            self._describe(topic, principal, senders.get(topic.name, []))
+            for topic in topics
+            if self._door.may_see(principal, topic.name)
+        ]
 
     def info(self, name: str, principal: Identity = NOBODY) -> DeadLetterTopicInfo:
         """Return one topic of dead letters.
@@ -300,14 +306,19 @@ class DeadLetterTopics:
             raise NoDeadLetterTopicError(f"topic {name!r} has no dead letters")
         raise NoDeadLetterTopicError(f"there are no dead letters of {name!r}")
 
-    def _describe(self, topic: Topic, principal: Identity) -> DeadLetterTopicInfo:
+    def _describe(
+        self, topic: Topic, principal: Identity, groups: Sequence[Group] | None = None
+    ) -> DeadLetterTopicInfo:
+        """Return the figures of a topic; `groups` are those that send there, if the caller has looked for them."""
+        if groups is None:
+            groups = [one for one in self._groups.all() if _target(one) == topic.name]
         letters = sum(one.next_offset - one.log.first_offset for one in topic.partitions)
         group = self._groups.find(topic.name, REPLAY_GROUP)
         waiting = letters if group is None else self._waiting(topic, group)
         senders = tuple(
             Sender(one.topic.name, one.name, one.counts.dead_lettered)
-            for one in self._groups.all()
-            if _target(one) == topic.name and one.topic is not topic and self._door.may_see(principal, one.topic.name)
+            for one in groups
+            if one.topic is not topic and self._door.may_see(principal, one.topic.name)
         )
         return DeadLetterTopicInfo(topic.name, len(topic.partitions), letters, waiting, senders)
 
