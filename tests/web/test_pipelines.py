@@ -1,7 +1,10 @@
 """What pipelines tell, as Prometheus reads it."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -10,13 +13,18 @@ from babelbus.web.errors import TooManyPipelinesError
 from babelbus.web.pipelines import (
     KEPT_SECONDS,
     LATE_SECONDS,
+    LISTED_SECONDS,
     NAME_BYTES_MAX,
+    NODES_MAX,
     PIPELINES_MAX,
     SINKS_MAX,
+    Node,
     PipelineReport,
     Pipelines,
     SinkReport,
 )
+from tests.access.drivers import Admin
+from tests.access.house import House
 from tests.web.test_admin import Caller, FakeServer, serve
 
 
@@ -88,3 +96,89 @@ def test_a_pipeline_tells_with_the_token_and_anybody_reads_the_metrics() -> None
             assert 'babelbus_pipeline_rows_in_total{pipeline="p",sink="out"} 4.0' in await reply.text()
 
     serve(test)
+
+
+def listed(shown: Shown) -> list[Any]:
+    found: list[Any] = msgspec.to_builtins(shown.pipelines.all(lambda name: True))
+    return found
+
+
+def test_a_pipeline_is_listed_with_its_rates_and_its_failure() -> None:
+    shown = Shown()
+    began = shown.clock.now_ms()
+    shown.pipelines.tell("p", report(rows_in=100, rows_out=10, running=True))
+    (pipeline,) = listed(shown)
+    (sink,) = pipeline["sinks"]
+    assert (pipeline["heard_ms"], pipeline["silent"], pipeline["nodes"]) == (began, False, [])
+    assert (sink["status"], sink["rows_in"], sink["rows_in_per_second"]) == ("running", 100, None)
+    shown.clock.advance(5)
+    shown.pipelines.tell("p", report(rows_in=600, rows_out=20, running=True, watermark="2026-01-01T00:00:00Z"))
+    ((sink,),) = [one["sinks"] for one in listed(shown)]
+    assert (sink["rows_in_per_second"], sink["rows_out_per_second"]) == (100.0, 2.0)
+    assert sink["watermark"] == "2026-01-01T00:00:00Z"
+    shown.clock.advance(5)
+    shown.pipelines.tell("p", report(rows_in=600, failures=1, error="no such topic", error_seconds=2.5))
+    ((sink,),) = [one["sinks"] for one in listed(shown)]
+    assert (sink["status"], sink["error"], sink["error_ms"]) == ("failed", "no such topic", began + 7_500)
+    shown.clock.advance(5)
+    shown.pipelines.tell("p", report(rows_in=1, running=True))  # another run
+    assert listed(shown)[0]["sinks"][0]["rows_in_per_second"] is None
+
+
+def test_a_silent_pipeline_stays_in_the_list_for_a_day() -> None:
+    shown = Shown()
+    shown.pipelines.tell("p", report(running=True))
+    shown.clock.advance(LATE_SECONDS + 1)
+    (pipeline,) = listed(shown)
+    assert (pipeline["silent"], pipeline["sinks"][0]["status"]) == (True, "silent")
+    shown.clock.advance(KEPT_SECONDS)
+    assert shown.lines() == {}
+    assert len(listed(shown)) == 1
+    shown.clock.advance(LISTED_SECONDS)
+    assert listed(shown) == []
+
+
+def test_a_graph_is_listed_once_and_bounded() -> None:
+    shown = Shown()
+    source, step = Node("in", "source", "topic a"), Node("rows", "step", "SQL", ["in"])
+    sinks = {
+        name: SinkReport(graph=[source, step, Node(name, "sink", "console", ["rows"])]) for name in ("out", "rows")
+    }
+    shown.pipelines.tell("p", PipelineReport(sinks))
+    nodes = listed(shown)[0]["nodes"]
+    assert [(node["kind"], node["name"], node["inputs"]) for node in nodes] == [
+        ("source", "in", []),
+        ("step", "rows", ["in"]),
+        ("sink", "out", ["rows"]),
+        ("sink", "rows", ["rows"]),
+    ]
+    long = Node("n" * 10_000, "step", "a" * 10_000, ["i" * 10_000] * 1_000)
+    many = SinkReport(graph=[long, *(Node(f"n{n}", "step") for n in range(1_000))], error="e" * 10_000)
+    shown.pipelines.tell("p", PipelineReport({"out": many}))
+    (pipeline,) = listed(shown)
+    assert len(pipeline["nodes"]) == NODES_MAX
+    assert len(msgspec.json.encode(pipeline)) < 20_000
+
+
+def test_pipelines_are_listed_over_http_as_a_runner_tells_them() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        node = {"name": "out", "kind": "sink", "about": "topic b", "inputs": ["in"]}
+        sink = {"rows_in": 4, "running": True, "graph": [{"name": "in", "kind": "source"}, node]}
+        assert (await call("PUT", "/api/pipelines/p", {"sinks": {"out": sink}}))[0] == 200
+        assert (await call("GET", "/api/pipelines", authorization=None))[0] == 401
+        status, told = await call("GET", "/api/pipelines")
+        assert (status, [pipeline["name"] for pipeline in told["pipelines"]]) == (200, ["p"])
+        assert told["pipelines"][0]["nodes"][1] == node
+
+    serve(test)
+
+
+def test_only_pipelines_that_may_be_read_are_listed(tmp_path: Path) -> None:
+    with House(tmp_path) as house, Admin(house, house.alice) as alice, Admin(house, house.bob) as bob:
+        house.grant("alice publish $pipelines/#", "bob read $pipelines/mine")
+        for name in ("mine", "other"):
+            assert alice.ask("PUT", f"/api/pipelines/{name}", {"sinks": {"out": {}}}) == 200
+        assert bob.ask("PUT", "/api/pipelines/mine", {"sinks": {}}) == 403
+        names = [one["name"] for one in json.loads(bob.open("GET", "/api/pipelines").read())["pipelines"]]
+        assert names == ["mine"]
+        assert json.loads(alice.open("GET", "/api/pipelines").read()) == {"pipelines": []}

@@ -112,6 +112,7 @@ def run(
     if once and trigger:
         raise click.UsageError("--once and --trigger do not go together")
     _need_spark()
+    from babelbus.spark.pipelines.graph import graph
     from babelbus.spark.pipelines.load import load
     from babelbus.spark.pipelines.metrics import PipelineMetrics
     from babelbus.spark.pipelines.model import Wrong, read_trigger
@@ -140,7 +141,7 @@ def run(
         note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
         watchers.append(metrics)
     policy = Policy(folder, "once" if once else trigger, restarts, remote=bool(place.remote))
-    reporter = Reporter(_admin(target), name)
+    reporter = Reporter(_admin(target), name, graph(loaded))
     watchers.append(reporter)
     # Locked before Spark starts: that takes seconds.
     with contextlib.nullcontext() if place.remote else lock(folder), _Stop() as stop, reporter:

@@ -1,18 +1,20 @@
 """A running pipeline reports its state to the server, so that the server's metrics show it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from babelbus.cli.api import path_of
 from babelbus.cli.command import CommandError
 from babelbus.cli.output import note
+from babelbus.clock import SystemClock
 from babelbus.spark.pipelines.progress import Batch, Watcher
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
 
 TELL_SECONDS = 5.0
+ERROR_LENGTH_MAX = 1_000
 
 
 class Reporter(Watcher):
@@ -21,13 +23,22 @@ class Reporter(Watcher):
     Use it in a `with`; the last report says that nothing runs any more. While no server is found, nothing is reported.
     """
 
-    def __init__(self, find_api: "Callable[[], AdminApi | None]", pipeline: str) -> None:
+    def __init__(
+        self,
+        find_api: "Callable[[], AdminApi | None]",
+        pipeline: str,
+        graph: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
         self._find_api = find_api
         self._pipeline = pipeline
+        self._clock = SystemClock()
+        self._failed_at: dict[str, float] = {}
         self._sinks: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._complained = False
+        for sink, nodes in (graph or {}).items():
+            self._sink(sink)["graph"] = nodes
         self._thread = threading.Thread(target=self._run, name="pipeline report", daemon=True)
 
     def started(self, sink: str) -> None:
@@ -45,17 +56,24 @@ class Reporter(Watcher):
                 sink[name] += getattr(batch, name)
             sink["state_rows"], sink["state_bytes"] = batch.state_rows, batch.state_bytes
             sink["lag_records"] = batch.lag if batch.lag is not None else sink["lag_records"]
+            sink["watermark"] = batch.watermark
 
     def failed(self, sink: str, reason: str, restart_seconds: float | None) -> None:
         """Count a failure."""
         with self._lock:
             self._sink(sink)["failures"] += 1
             self._sink(sink)["running"] = False
+            self._sink(sink)["error"] = reason[:ERROR_LENGTH_MAX]
+            self._failed_at[sink] = self._clock.monotonic()
 
     def tell(self) -> None:
         """Send the state now; a failure is printed once, because the pipeline does not depend on the report."""
         with self._lock:
-            sinks = {name: dict(sink) for name, sink in self._sinks.items()}
+            now = self._clock.monotonic()
+            sinks = {
+                name: sink | ({"error_seconds": now - self._failed_at[name]} if name in self._failed_at else {})
+                for name, sink in self._sinks.items()
+            }
         try:
             api = self._find_api()
             if api is not None:

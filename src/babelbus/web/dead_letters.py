@@ -118,7 +118,7 @@ class DeadLetterRoutes:
         return answer(_outcome(done, principal))
 
     async def _replay_in_lines(self, call: Call, wanted: ReplayBody) -> Answer:
-        """Replay letters, and tell in lines how far the replay is; it ends when nobody reads the lines any more."""
+        """Answer with lines of progress while letters are replayed; the replay ends when its reader goes away."""
         name, principal = self._name(call), call.principal
         self._topics.info(name, principal)  # a mistake is answered as ever, before the lines begin
         lines = await call.begin_lines()

@@ -1,10 +1,11 @@
-"""Pipelines in the server's metrics: a pipeline runs in a process of its own, which reports here.
+"""Pipelines as the server knows them: a pipeline runs in a process of its own, which reports here.
 
-Reports are kept in memory and shown to Prometheus under the names that the runner's own endpoint uses, as far as both
-have a figure (docs/pipeline.md).
+Reports are kept in memory. Prometheus sees them under the names that the runner's own endpoint uses, as far as both
+have a figure (docs/pipeline.md); the console also sees the graph, the failures, and pipelines that are silent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -13,7 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from babelbus.clock import Clock
-from babelbus.core.access import Action, check_may
+from babelbus.core.access import Action, check_may, may
 from babelbus.web.answers import answer, read_body
 from babelbus.web.calls import Call, Route
 from babelbus.web.errors import TooManyPipelinesError
@@ -21,7 +22,13 @@ from babelbus.web.errors import TooManyPipelinesError
 LATE_SECONDS = 30.0
 """A pipeline whose last report is older counts as stopped: a runner reports every 5 s."""
 KEPT_SECONDS = 300.0
-"""How long the last report is shown: Prometheus asks less often than a short run lasts."""
+"""How long Prometheus sees the last report: Prometheus asks less often than a short run lasts."""
+LISTED_SECONDS = 86_400.0
+"""How long the list of pipelines has the last report."""
+NODES_MAX = 128
+"""Most nodes of a pipeline's graph; what comes behind is left out."""
+INPUTS_MAX = 32
+TEXT_LENGTH_MAX = 1_000
 PIPELINES_MAX = 256
 SINKS_MAX = 64
 NAME_BYTES_MAX = 128
@@ -45,6 +52,15 @@ _GAUGES = {
 }
 
 
+class Node(msgspec.Struct, frozen=True):
+    """A source, a step or a sink of a pipeline, and the names of the nodes that feed it."""
+
+    name: str
+    kind: str
+    about: str = ""
+    inputs: list[str] = []
+
+
 class SinkReport(msgspec.Struct, frozen=True):
     """The figures of a run for one sink so far. `lag_records` is `None` if the lag is unknown.
 
@@ -62,6 +78,13 @@ class SinkReport(msgspec.Struct, frozen=True):
     lag_records: int | None = None
     state_rows: int = 0
     state_bytes: int = 0
+    watermark: str | None = None
+    error: str = ""
+    """Why the query failed last."""
+    error_seconds: float | None = None
+    """How long ago that was."""
+    graph: list[Node] = []
+    """The nodes that lead to the sink, and the sink."""
 
 
 class PipelineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,12 +93,62 @@ class PipelineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sinks: dict[str, SinkReport]
 
 
+Status = Literal["running", "stopped", "failed", "silent"]
+
+
+class SinkInfo(msgspec.Struct, frozen=True):
+    """A sink of a pipeline. The rates are those between the last two reports, `None` before the second one."""
+
+    name: str
+    status: Status
+    rows_in: int
+    rows_out: int
+    rows_late: int
+    rows_lost: int
+    failures: int
+    batches: int
+    batch_seconds: float
+    lag_records: int | None
+    state_rows: int
+    state_bytes: int
+    watermark: str | None
+    rows_in_per_second: float | None
+    rows_out_per_second: float | None
+    error: str
+    error_ms: int | None
+
+
+class PipelineInfo(msgspec.Struct, frozen=True):
+    """A pipeline; `heard_ms` is when it reported last."""
+
+    name: str
+    heard_ms: int
+    silent: bool
+    """Whether it has not reported for `LATE_SECONDS`: its process is gone, or cannot reach the server."""
+    sinks: list[SinkInfo]
+    nodes: list[Node]
+    """The graph; empty if the runner does not tell it."""
+
+
+_FIGURES = sorted(set(SinkInfo.__struct_fields__) & set(SinkReport.__struct_fields__))
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """A report and when it came; and when the report before came, with the rows of its sinks."""
+
+    at: float
+    at_ms: int
+    report: PipelineReport
+    before_at: float = 0.0
+    before: dict[str, tuple[int, int]] = {}
+
+
 class Pipelines(Collector):
     """The last reports of pipelines; one label each for the pipeline and the sink."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told: dict[str, tuple[float, PipelineReport]] = {}
+        self._told: dict[str, _Told] = {}
 
     def tell(self, name: str, report: PipelineReport) -> None:
         """Record the report of a pipeline.
@@ -83,16 +156,29 @@ class Pipelines(Collector):
         Raises:
             TooManyPipelinesError: too many pipelines or sinks, or a name is too long.
         """
-        self._forget()
+        now = self._clock.monotonic()
+        self._forget(LISTED_SECONDS)
+        if len(self._told) >= PIPELINES_MAX and name not in self._told:
+            self._forget(KEPT_SECONDS)
         if len(report.sinks) > SINKS_MAX or (name not in self._told and len(self._told) >= PIPELINES_MAX):
             raise TooManyPipelinesError(f"more than {PIPELINES_MAX} pipelines or {SINKS_MAX} sinks of one: not shown")
         if any(len(one.encode()) > NAME_BYTES_MAX for one in (name, *report.sinks)):
             raise TooManyPipelinesError(f"a name of more than {NAME_BYTES_MAX} bytes: not shown")
-        self._told[name] = self._clock.monotonic(), report
+        last = self._told.get(name)
+        told = _Told(now, self._clock.now_ms(), _bounded(report))
+        if last is not None:
+            rows = {sink: (one.rows_in, one.rows_out) for sink, one in last.report.sinks.items()}
+            told = msgspec.structs.replace(told, before_at=last.at, before=rows)
+        self._told[name] = told
+
+    def all(self, wanted: Callable[[str], bool]) -> list[PipelineInfo]:
+        """Return the pipelines whose names are wanted, by name."""
+        self._forget(LISTED_SECONDS)
+        now = self._clock.monotonic()
+        return [_describe(name, told, now) for name, told in sorted(self._told.items()) if wanted(name)]
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
-        self._forget()
         for field, doc in _COUNTERS.items():
             family = CounterMetricFamily(f"babelbus_pipeline_{field}", doc, labels=LABELS)
             for labels, report, _ in self._reports():
@@ -108,18 +194,21 @@ class Pipelines(Collector):
 
     def _reports(self) -> Iterator[tuple[tuple[str, str], SinkReport, bool]]:
         now = self._clock.monotonic()
-        for name, (told_at, report) in self._told.items():
-            for sink, one in report.sinks.items():
-                yield (name, sink), one, now - told_at > LATE_SECONDS
+        for name, told in self._told.items():
+            if now - told.at > KEPT_SECONDS:
+                continue
+            for sink, one in told.report.sinks.items():
+                yield (name, sink), one, now - told.at > LATE_SECONDS
 
-    def _forget(self) -> None:
+    def _forget(self, seconds: float) -> None:
+        """Remove the pipelines that have been silent for so long."""
         now = self._clock.monotonic()
-        for name in [name for name, (told_at, _) in self._told.items() if now - told_at > KEPT_SECONDS]:
+        for name in [name for name, told in self._told.items() if now - told.at > seconds]:
             del self._told[name]
 
 
 class PipelineRoutes:
-    """The request with which a pipeline tells how it is."""
+    """The requests with which a pipeline tells how it is, and with which pipelines are listed."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self._pipelines = pipelines
@@ -127,10 +216,64 @@ class PipelineRoutes:
     @property
     def routes(self) -> Sequence[Route]:
         """Method, path, and who answers."""
-        return (("PUT", "/api/pipelines/{name}", self._tell),)
+        return (
+            ("GET", "/api/pipelines", self._list),
+            ("PUT", "/api/pipelines/{name}", self._tell),
+        )
+
+    async def _list(self, call: Call) -> web.Response:
+        """Return the pipelines that the caller may read."""
+        principal = call.principal
+        shown = self._pipelines.all(lambda name: may(principal, Action.READ, f"{SUBJECT}/{name}"))
+        return answer({"pipelines": shown})
 
     async def _tell(self, call: Call) -> web.Response:
         name = call.path_values["name"]
         check_may(call.principal, Action.PUBLISH, f"{SUBJECT}/{name}")
         self._pipelines.tell(name, await read_body(call, PipelineReport))
         return answer({"pipeline": name})
+
+
+def _bounded(report: PipelineReport) -> PipelineReport:
+    """Return a report without more than a page shows: a runner is a client, and reports stay in memory."""
+    left, sinks = NODES_MAX, {}
+    for name, sink in report.sinks.items():
+        nodes = [
+            Node(_cut(node.name), _cut(node.kind), _cut(node.about), [_cut(one) for one in node.inputs[:INPUTS_MAX]])
+            for node in sink.graph[:left]
+        ]
+        left -= len(nodes)
+        watermark = None if sink.watermark is None else _cut(sink.watermark)
+        error = sink.error[:TEXT_LENGTH_MAX]
+        sinks[name] = msgspec.structs.replace(sink, graph=nodes, watermark=watermark, error=error)
+    return PipelineReport(sinks)
+
+
+def _cut(text: str) -> str:
+    return text[:NAME_BYTES_MAX]
+
+
+def _describe(name: str, told: _Told, now: float) -> PipelineInfo:
+    silent = now - told.at > LATE_SECONDS
+    nodes = {(node.kind == "sink", node.name): node for sink in told.report.sinks.values() for node in sink.graph}
+    sinks = [_describe_sink(sink, told, silent) for sink in told.report.sinks]
+    return PipelineInfo(name, told.at_ms, silent, sinks, list(nodes.values()))
+
+
+def _describe_sink(name: str, told: _Told, silent: bool) -> SinkInfo:
+    report, seconds = told.report.sinks[name], told.at - told.before_at
+    rows_in, rows_out = told.before.get(name, (0, 0))
+    if name not in told.before or rows_in > report.rows_in or seconds <= 0 or silent:  # the first, or another run
+        rates: tuple[float | None, float | None] = None, None
+    else:
+        rates = (report.rows_in - rows_in) / seconds, max(report.rows_out - rows_out, 0) / seconds
+    status: Status = "running" if report.running else "failed" if report.error else "stopped"
+    figures: dict[str, Any] = {field: getattr(report, field) for field in _FIGURES}
+    return SinkInfo(
+        name=name,
+        status="silent" if silent and report.running else status,
+        rows_in_per_second=rates[0],
+        rows_out_per_second=rates[1],
+        error_ms=None if report.error_seconds is None else told.at_ms - round(report.error_seconds * 1000),
+        **figures,
+    )
