@@ -23,7 +23,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 HELP_MS_MAX = 150
 SBUSD_MS_MAX = 250
 SERVE_MS_MAX = 600
-IDLE_MIB_MAX = 64
+IDLE_MIB_MAX = 48
 
 
 def compile_once() -> None:
@@ -97,4 +97,4 @@ def idle() -> Iterator[Reading]:
     with scratch_folder() as folder:
         while True:
             with started("serve", "--json", "--server-any-port", "--data-folder", folder) as process:
-                yield Reading(resident_mib(process), "numpy and the network libraries are two thirds of it")
+                yield Reading(resident_mib(process), "Python and OpenSSL are a third of it")

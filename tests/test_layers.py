@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "babelbus"
 
 LEAVES = {"allocator", "errors", "clock", "config", "descriptors", "limited_log", "metrics", "units", "settings"}
-RECORDS = LEAVES | {"records"}
+RECORDS = LEAVES | {"arrays", "records"}
 STORAGE = RECORDS | {"storage"}
 CORE = STORAGE | {"core", "identities"}
 
@@ -19,6 +19,7 @@ CORE = STORAGE | {"core", "identities"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "allocator": set(),
+    "arrays": set(),
     "clock": set(),
     "descriptors": set(),
     "limited_log": {"clock"},
@@ -27,11 +28,11 @@ ALLOWED: dict[str, set[str]] = {
     "settings": {"errors", "units"},
     "config": {"errors", "units", "settings"},
     "listening": LEAVES | {"identities"},
-    "records": {"errors"},
+    "records": {"arrays", "errors"},
     "storage": RECORDS,
     "identities": LEAVES,
     "core": STORAGE | {"identities"},
-    "wire": {"errors"},
+    "wire": {"arrays", "errors"},
     "protocols": CORE | {"wire", "listening"},
     "clients": RECORDS | {"wire", "storage", "protocols"},
     "client": {"errors", "clock", "records", "storage", "protocols", "clients"},
@@ -82,7 +83,7 @@ ENGINE_DEBTS = {
 }
 
 # Names of `records` that say where the bytes of a stored record lie; only `records` uses them.
-BYTE_NAMES = {"HEAD", "HEAD_BYTES", "BODY", "PLAIN_BODY", "PLAIN_FIELDS", "PLAIN_DTYPE", "PLAIN_BODY_BYTES"} | {
+BYTE_NAMES = {"HEAD", "HEAD_BYTES", "BODY", "PLAIN_BODY", "plain_fields", "PLAIN_DTYPE", "PLAIN_BODY_BYTES"} | {
     *("LENGTH_FROM", "LENGTH_MIN", "LENGTHS", "INT32", "INT64", "CRC_AT", "TIMESTAMP_AT", "END_TABLE"),
 }
 # Modules that use them, or lay an array over bytes. The list may only become shorter, as above.
@@ -157,10 +158,10 @@ def reached(module: str) -> set[str]:
 
 @cache
 def knows_the_core(module: str) -> bool:
-    """Whether a module of a protocol is about more than bytes: it imports something beside codecs and errors."""
+    """Whether a module of a protocol is about more than bytes: it imports more than codecs, arrays and errors."""
     package = module.rpartition(".")[0]
     return any(
-        first(name) not in ("errors", "wire") and not below(name, package)
+        first(name) not in ("arrays", "errors", "wire") and not below(name, package)
         for current in reached(module)
         for name in ours(current)
     )

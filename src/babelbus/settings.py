@@ -8,7 +8,6 @@ import difflib
 import json
 import math
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -156,6 +155,8 @@ def _from_file(path: str | None, keys: set[str]) -> Iterator[tuple[str, Value]]:
         if not os.path.exists(FILE_NAME):
             return
         path = FILE_NAME
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)

@@ -58,7 +58,9 @@ def test_serve_loads_no_library_that_only_some_servers_need(tmp_path: Path) -> N
     )
     loaded = loaded_by(code)
     assert not loaded & {"aiohttp", "cryptography", "jwt", "psycopg", "rich", "sqlalchemy", "babelbus.web.admin"}
-    assert {"numpy", "nacl", "babelbus.core.broker"} <= loaded
+    assert not loaded & {"hpack", "numpy", "tomllib", "babelbus.protocols.eventmesh.rpc"}
+    assert not loaded & {f"babelbus.protocols.{name}.http" for name in ("eventmesh", "worterbuch", "zbus")}
+    assert {"nacl", "babelbus.core.broker"} <= loaded
 
 
 def test_the_client_loads_no_arrays_and_nothing_of_the_server() -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from babelbus import arrays
 from babelbus.clock import Clock
 from babelbus.core.access import (
     ANONYMOUS,
@@ -168,7 +169,10 @@ class Catalog:
             if kept.owner:
                 self.quotas.restore(name_of_owner(kept.owner), "topics")
         names = {*self._topics, *self._topics.damaged}
-        self._table.replace({name for name in names if not name.startswith(RESERVED_PREFIX)})
+        public = {name for name in names if not name.startswith(RESERVED_PREFIX)}
+        self._table.replace(public)
+        if public:
+            arrays.load()  # their records need it, and nobody waits yet
         return finished
 
     def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
@@ -369,6 +373,8 @@ class Catalog:
             if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
                 await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
             backend = self._backend(engine)
+            if not arrays.is_loaded():  # the records of the topic need it
+                await self._loop.run_in_executor(backend.changes, arrays.load)
             logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
         except BaseException:
             self._give_topic(kept.owner)

@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
+from babelbus.arrays import np
 from babelbus.clock import Clock
 from babelbus.core.partition import Partition
 from babelbus.core.publish import (
@@ -37,7 +37,7 @@ from babelbus.records.format import (
     public_headers,
     rebase,
 )
-from babelbus.records.record import Headers, Record, RecordBatch
+from babelbus.records.record import Headers, Positions, Record, RecordBatch
 
 log = logging.getLogger(__name__)
 
@@ -382,7 +382,7 @@ class Topic:
         """
         receipt.when_done(lambda done: None if done.error else self._on_visible(self.name, events), first=True)
 
-    def decode(self, data: bytes, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Event]:
+    def decode(self, data: bytes, positions: Positions) -> list[Event]:
         """Return stored records of this topic as events."""
         columns = decode_columns(data, np.asarray(positions, np.int64))
         return [event_of(self.name, record) for record in iterate(columns)]

@@ -2,13 +2,21 @@
 
 import asyncio
 import errno
+import importlib
+import logging
 import socket
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 100
 """Connections that wait in the system until they are accepted; asyncio's own number."""
 
 
-async def open_sockets(host: str, port: int) -> list[socket.socket]:
+async def open_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
     """Return a listening socket for each address of a host; 0 lets the system choose the port.
 
     Raises:
@@ -20,7 +28,7 @@ async def open_sockets(host: str, port: int) -> list[socket.socket]:
     try:
         for family, address in dict.fromkeys((one[0], one[4]) for one in found):
             try:
-                sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
+                sockets.append(socket.create_server(address, family=family, backlog=backlog))
             except OSError as error:
                 if error.errno != errno.EAFNOSUPPORT:  # the name has an address of a kind that this system lacks
                     raise
@@ -31,3 +39,50 @@ async def open_sockets(host: str, port: int) -> list[socket.socket]:
             one.close()
         raise
     return sockets
+
+
+class Waiting:
+    """Listening sockets that are served from their first connection on: what serves them is loaded then."""
+
+    def __init__(self, name: str, sockets: list[socket.socket], serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._name = name
+        self._sockets = sockets
+        self._serve = serve
+        self._serving: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        for one in sockets:
+            self._loop.add_reader(one, self._begin)
+
+    def _begin(self) -> None:
+        self._leave()
+        self._serving = self._loop.create_task(self._serve())
+        self._serving.add_done_callback(self._check)
+
+    def _leave(self) -> None:
+        for one in self._sockets:
+            self._loop.remove_reader(one)
+
+    def _check(self, serving: "asyncio.Task[None]") -> None:
+        if not serving.cancelled() and serving.exception() is not None:
+            log.error("%s cannot serve its clients", self._name, exc_info=serving.exception())
+
+    async def stop(self) -> None:
+        """Wait no longer; sockets that are about to be served are served when this returns."""
+        if self._serving is None:
+            self._leave()
+        else:
+            await asyncio.wait([self._serving])
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for one in self._sockets:
+            one.close()
+
+
+async def load(module: str) -> ModuleType:
+    """Return a module, imported in a thread.
+
+    The thread is one of its own: those of the event loop may all wait for a disk that hangs.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return await asyncio.get_running_loop().run_in_executor(pool, importlib.import_module, module)

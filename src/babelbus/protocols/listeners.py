@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 
 from babelbus.clock import Clock
@@ -13,6 +14,7 @@ from babelbus.limited_log import LimitedLog
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Arrival, Door
+from babelbus.listening.sockets import Waiting, load, open_sockets
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection, MakeSession
@@ -56,29 +58,47 @@ class Listeners:
             handshake_seconds=handshake_seconds,
         )
         self._listeners: list[asyncio.Server] = []
+        self._waiting: list[Waiting] = []
         self._ticker: asyncio.Task[None] | None = None
         self._path: tuple[str, int | None] | None = None
         metrics.outbox_bytes_max.labels(protocol).set(bytes_max)
         metrics.outbox_bytes.labels(protocol).set_function(lambda: sum(one.outbox_bytes for one in self.connections))
 
     async def listen(
-        self, name: str, host: str, port: int, make_session: MakeSession, *, tls: Tls | None = None
+        self,
+        name: str,
+        host: str,
+        port: int,
+        make_session: MakeSession,
+        *,
+        tls: Tls | None = None,
+        needs: str | None = None,
     ) -> None:
         """Open a listener on a TCP port; 0 lets the system choose the port. With `tls` it speaks TLS alone.
+
+        `needs` names a module that `make_session` uses, and that the first connection loads.
 
         Raises:
             OSError: the address is taken.
         """
-        loop = asyncio.get_running_loop()
         connect = self._connect(make_session)
-        listener = await loop.create_server(
-            connect if tls is None else lambda: Arrival(self._door, tls, connect()), host, port, backlog=BACKLOG
-        )
-        for bound in listener.sockets:
+        make = connect if tls is None else lambda: Arrival(self._door, tls, connect())
+        sockets = await open_sockets(host, port, BACKLOG)
+
+        async def serve() -> None:
+            if needs is not None:
+                await load(needs)
+            loop = asyncio.get_running_loop()
+            self._listeners += [await loop.create_server(make, sock=one, backlog=BACKLOG) for one in sockets]
+
+        for one in sockets:
             # Each connection takes it over: a client that vanished without a word is noticed in the end.
-            with socket.socket(fileno=os.dup(bound.fileno())) as own:
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._note(name, listener, "{}:{}".format(*listener.sockets[0].getsockname()[:2]))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if needs is None or needs in sys.modules:
+            await serve()
+        else:
+            self._waiting.append(Waiting(name, sockets, serve))
+        self._note(name, "{}:{}".format(*sockets[0].getsockname()[:2]))
 
     async def listen_unix(self, name: str, path: str, make_session: MakeSession) -> None:
         """Open a listener on a unix socket; its folder is made, and asyncio removes a stale file.
@@ -88,11 +108,11 @@ class Listeners:
         """
         path = _prepare(path)
         loop = asyncio.get_running_loop()
-        self._note(name, await loop.create_unix_server(self._connect(make_session), path, backlog=BACKLOG), path)
+        self._listeners.append(await loop.create_unix_server(self._connect(make_session), path, backlog=BACKLOG))
+        self._note(name, path)
         self._path = (path, _number_of(path))
 
-    def _note(self, name: str, listener: asyncio.Server, address: str) -> None:
-        self._listeners.append(listener)
+    def _note(self, name: str, address: str) -> None:
         self.addresses[name] = address
         log.info("%s listens on %s", name, address)
 
@@ -119,8 +139,12 @@ class Listeners:
 
     async def stop(self) -> None:
         """Close the listeners; connections that are open stay open."""
+        for waiting in self._waiting:
+            await waiting.stop()
         for listener in self._listeners:
             listener.close()
+        while self._waiting:
+            self._waiting.pop().close()
         self._door.close()
         if self._ticker is not None:
             self._ticker.cancel()

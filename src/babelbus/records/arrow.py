@@ -4,13 +4,11 @@ Arrow joins heads, keys and values in one call; the only cost for each record is
 no other module of the package imports pyarrow.
 """
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from babelbus.records.fields import I64
-from babelbus.records.format import LENGTH_MIN, PLAIN_FIELDS, TOMBSTONE, encode_uniform, make_heads, write_crcs
+from babelbus.arrays import I64, U8, Flags, np
+from babelbus.records.format import LENGTH_MIN, TOMBSTONE, encode_uniform, make_heads, plain_fields, write_crcs
 from babelbus.records.record import RecordBatch
 
 _NO_HEADERS = pa.scalar(b"\0", pa.binary())
@@ -48,7 +46,7 @@ def encode_columns(values: pa.Array, keys: pa.Array | None, timestamps: I64) -> 
         if value_sizes[0] and (value_sizes == value_sizes[0]).all():
             first, size = int(edges_of(values)[0]), int(value_sizes.sum())
             return encode_uniform(heads, memoryview(values.buffers()[2])[first : first + size], timestamps)
-        pieces = [_fixed(heads.view(np.uint8), PLAIN_FIELDS.itemsize), values]
+        pieces = [_fixed(heads.view(np.uint8), plain_fields().itemsize), values]
     else:
         keyless = _nulls(keys)
         if keyless is not None:
@@ -56,24 +54,24 @@ def encode_columns(values: pa.Array, keys: pa.Array | None, timestamps: I64) -> 
         key_sizes = np.diff(edges_of(keys))
         heads["key_length"] = key_sizes if keyless is None else np.where(keyless, -1, key_sizes)
         heads["length"] = value_sizes + key_sizes + LENGTH_MIN
-        octets = heads.view(np.uint8).reshape(count, PLAIN_FIELDS.itemsize)
+        octets = heads.view(np.uint8).reshape(count, plain_fields().itemsize)
         front, behind = octets[:, :_KEYED_BYTES], octets[:, _KEYED_BYTES:]
-        pieces = [_fixed(front, _KEYED_BYTES), keys, _fixed(behind, PLAIN_FIELDS.itemsize - _KEYED_BYTES), values]
+        pieces = [_fixed(front, _KEYED_BYTES), keys, _fixed(behind, plain_fields().itemsize - _KEYED_BYTES), values]
     joined = pc.binary_join_element_wise(*pieces, _NO_HEADERS, _NOTHING)
     edges = edges_of(joined)
     data = bytearray(joined.buffers()[2].slice(int(edges[0]), int(edges[-1] - edges[0])))
     return write_crcs(data, edges[:-1] - edges[0], timestamps, 0)
 
 
-def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
+def _nulls(column: pa.Array) -> Flags | None:
     """Return which values are null; `None` when no value is."""
     if not column.null_count:
         return None
-    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    nulls: Flags = column.is_null().to_numpy(zero_copy_only=False)
     return nulls
 
 
-def _fixed(octets: npt.NDArray[np.uint8], size: int) -> pa.Array:
+def _fixed(octets: U8, size: int) -> pa.Array:
     """Return bytes of a fixed size each as an array of binary."""
     data = np.ascontiguousarray(octets).reshape(-1)
     edges = np.arange(0, len(data) + 1, size, dtype=np.int32)

@@ -7,11 +7,9 @@ and are named by position and length, ready for Arrow.
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
+from babelbus.arrays import I8, I64, U8, np
 from babelbus.records.equal_headers import Headed, find_equal
-from babelbus.records.fields import I64 as I64
 from babelbus.records.fields import crcs_hold, int32s
 from babelbus.records.format import (
     HEAD_BYTES,
@@ -29,7 +27,6 @@ from babelbus.records.format import (
 from babelbus.records.record import Record
 
 __all__ = [
-    "I64",
     "Columns",
     "decode_chunk",
     "decode_columns",
@@ -61,12 +58,12 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     ends: I64
     offsets: I64
     timestamps: I64
-    attributes: npt.NDArray[np.int8]
+    attributes: I8
     key_lengths: I64
     payload_positions: I64
     payload_lengths: I64
     headers_positions: I64
-    headers_counts: npt.NDArray[np.uint8]
+    headers_counts: U8
     headed: Headed | None = None
     """The headers, if all records have as many and the same first name."""
 
@@ -153,9 +150,7 @@ def decode_columns(data: Buffer, positions: I64) -> Columns:
     )
 
 
-def _check_headers(
-    data: Buffer, positions: I64, headers_positions: I64, counts: npt.NDArray[np.uint8], ends: I64
-) -> None:
+def _check_headers(data: Buffer, positions: I64, headers_positions: I64, counts: U8, ends: I64) -> None:
     """Check, in step for all records, a header at a time, that the headers of each record end where the record ends."""
     view4 = int32s(data)
     current = headers_positions + 1

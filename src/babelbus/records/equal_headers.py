@@ -5,15 +5,13 @@ once for all records with the same bytes, instead of being walked a header at a 
 """
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from babelbus.records.fields import I64, int32s
+from babelbus.arrays import I64, U8, Flags, np
+from babelbus.records.fields import int32s
 from babelbus.records.format import FEW, HEADERS_MAX, INT32
 
 BLOCK_BYTES = 64 * 2**10
 """So many bytes are compared at once: the system would have to provide more memory anew each time."""
-Flags = npt.NDArray[np.bool_]
 
 
 class Headed(msgspec.Struct, frozen=True, eq=False):
@@ -25,7 +23,7 @@ class Headed(msgspec.Struct, frozen=True, eq=False):
     """For each record, the headers behind the first one; one object for all that are equal."""
 
 
-def find_equal(data: bytes, starts: I64, counts: npt.NDArray[np.uint8], ends: I64) -> tuple[Flags, Headed | None]:
+def find_equal(data: bytes, starts: I64, counts: U8, ends: I64) -> tuple[Flags, Headed | None]:
     """Return which records have good headers that are those of many, and the headers if this holds for all records.
 
     The headers of a record reach from the byte `starts`, their number, to the byte `ends`.

@@ -1,17 +1,14 @@
 """Single fields of stored records: a number at many positions of a chunk, or of the record that some bytes begin."""
 
-import numpy as np
-import numpy.typing as npt
-
+from babelbus.arrays import I32, I64, U32, np
 from babelbus.records.format import INT64, LENGTH_FROM, Buffer, record_crcs
 from babelbus.records.plain import offset_of as offset_of
 
-I64 = npt.NDArray[np.int64]
 CRC_AT = 12
 TIMESTAMP_AT = 17
 
 
-def int32s(data: Buffer) -> npt.NDArray[np.int32]:
+def int32s(data: Buffer) -> I32:
     """Return the 32-bit number that begins at each byte of a chunk, as a view: index it with positions."""
     return np.ndarray((max(len(data) - 3, 0),), ">i4", data, 0, (1,))
 
@@ -26,9 +23,9 @@ def timestamps_at(data: Buffer, positions: I64) -> I64:
     return _int64s_at(data, positions + TIMESTAMP_AT)
 
 
-def crcs_at(data: Buffer, positions: I64) -> npt.NDArray[np.uint32]:
+def crcs_at(data: Buffer, positions: I64) -> U32:
     """Return the stored CRCs of the records at these positions."""
-    crcs: npt.NDArray[np.uint32] = np.ndarray((max(len(data) - 3, 0),), ">u4", data, 0, (1,))[positions + CRC_AT]
+    crcs: U32 = np.ndarray((max(len(data) - 3, 0),), ">u4", data, 0, (1,))[positions + CRC_AT]
     return crcs
 
 

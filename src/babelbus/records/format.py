@@ -3,11 +3,10 @@
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain, pairwise
 
-import numpy as np
-import numpy.typing as npt
-
+from babelbus.arrays import I64, U32, Rows, np
 from babelbus.records.plain import *  # noqa: F403 - the form of a record is part of the form of a batch
 from babelbus.records.plain import (
     BODY,
@@ -29,16 +28,6 @@ from babelbus.records.plain import (
 )
 from babelbus.records.record import Positions, Record, RecordBatch
 
-HEAD_FIELDS = np.dtype([("offset", ">i8"), ("length", ">i4"), ("crc", ">u4")])
-PLAIN_FIELDS = np.dtype(
-    {
-        "names": ["offset", "length", "crc", "attributes", "timestamp", "key_length", "payload_length"],
-        "formats": [">i8", ">i4", ">u4", "i1", ">i8", ">i4", ">i4"],
-        "offsets": [0, 8, 12, 16, 17, 25, 29],
-        "itemsize": HEAD_BYTES + PLAIN_BODY.size,
-    }
-)
-"""A record without a key up to its payload."""
 FEW = 16
 """Up to this number of records plain code is faster than numpy."""
 CUT_RECORDS = 1024
@@ -48,6 +37,25 @@ PRODUCER_HEADER = b"$batch"
 PRODUCER = struct.Struct(">qqi")
 PRODUCER_FIELD = INT32.pack(len(PRODUCER_HEADER)) + PRODUCER_HEADER + INT32.pack(PRODUCER.size)
 """The name of the header and the size of its value, as in a record."""
+
+
+@cache
+def head_fields() -> "np.dtype[np.void]":
+    """Return the fields of a record's head."""
+    return np.dtype([("offset", ">i8"), ("length", ">i4"), ("crc", ">u4")])
+
+
+@cache
+def plain_fields() -> "np.dtype[np.void]":
+    """Return the fields of a record without a key up to its payload."""
+    return np.dtype(
+        {
+            "names": ["offset", "length", "crc", "attributes", "timestamp", "key_length", "payload_length"],
+            "formats": [">i8", ">i4", ">u4", "i1", ">i8", ">i4", ">i4"],
+            "offsets": [0, 8, 12, 16, 17, 25, 29],
+            "itemsize": HEAD_BYTES + PLAIN_BODY.size,
+        }
+    )
 
 
 def encode_batch(records: Sequence[Record], base_offset: int = 0) -> RecordBatch:
@@ -92,9 +100,9 @@ def encode_payloads(payloads: Sequence[bytes], timestamps: list[int], base_offse
     return encode_bodies(bodies, timestamps, base_offset)
 
 
-def make_heads(sizes: npt.NDArray[np.int64], timestamps: Positions, base_offset: int = 0) -> npt.NDArray[np.void]:
-    """Return the `PLAIN_FIELDS` of records with payloads of these sizes, but for their CRCs."""
-    heads = np.zeros(len(sizes), PLAIN_FIELDS)
+def make_heads(sizes: I64, timestamps: Positions, base_offset: int = 0) -> Rows:
+    """Return the `plain_fields` of records with payloads of these sizes, but for their CRCs."""
+    heads = np.zeros(len(sizes), plain_fields())
     heads["offset"] = np.arange(base_offset, base_offset + len(sizes))
     heads["length"] = sizes + LENGTH_MIN
     heads["timestamp"] = timestamps
@@ -103,9 +111,7 @@ def make_heads(sizes: npt.NDArray[np.int64], timestamps: Positions, base_offset:
     return heads
 
 
-def encode_uniform(
-    heads: npt.NDArray[np.void], payloads: Buffer, timestamps: Positions, base_offset: int = 0
-) -> RecordBatch:
+def encode_uniform(heads: Rows, payloads: Buffer, timestamps: Positions, base_offset: int = 0) -> RecordBatch:
     """Return records whose payloads, joined in `payloads`, are of one size; `heads` as of `make_heads`."""
     count, head_bytes = len(heads), heads.itemsize
     size = head_bytes + len(payloads) // count + 1
@@ -116,16 +122,14 @@ def encode_uniform(
     return write_crcs(data, np.arange(0, len(data), size), timestamps, base_offset)
 
 
-def write_crcs(
-    data: bytearray, positions: npt.NDArray[np.int64], timestamps: Positions, base_offset: int
-) -> RecordBatch:
+def write_crcs(data: bytearray, positions: I64, timestamps: Positions, base_offset: int) -> RecordBatch:
     """Return the records at `positions`, after their CRCs were written into `data`."""
     crcs = np.ndarray((len(data) - 3,), ">u4", data, 0, (1,))
     crcs[positions + LENGTH_FROM] = record_crcs(data, positions, len(data))
     return RecordBatch(data, positions, timestamps, base_offset)
 
 
-def record_crcs(data: Buffer, positions: npt.NDArray[np.int64], end: int) -> npt.NDArray[np.uint32]:
+def record_crcs(data: Buffer, positions: I64, end: int) -> U32:
     """Return the CRC of each of the records at `positions`, which follow each other without gaps up to `end`.
 
     Costs 0.2 us a record of records of one size, which numpy cuts out together, and 0.5 us of others.
@@ -190,7 +194,7 @@ def encode_bodies(bodies: Sequence[bytes], timestamps: Positions, base_offset: i
     if count <= FEW:
         return join_bodies(bodies, timestamps, base_offset)
     lengths = np.fromiter(map(len, bodies), np.int64, count)
-    heads = np.empty(count, HEAD_FIELDS)
+    heads = np.empty(count, head_fields())
     heads["offset"] = np.arange(base_offset, base_offset + count)
     heads["length"] = lengths + 4
     heads["crc"] = np.fromiter(map(zlib.crc32, bodies), np.uint32, count)

@@ -1,9 +1,9 @@
 """The headers of all records of a chunk, walked in step instead of record by record."""
 
 import msgspec
-import numpy as np
 
-from babelbus.records.columns import I64, Columns
+from babelbus.arrays import I64, np
+from babelbus.records.columns import Columns
 from babelbus.records.equal_headers import are_equal, cut
 from babelbus.records.fields import int32s
 from babelbus.records.format import FEW, INT32, RESERVED_HEADER_PREFIX, TOMBSTONE, decode_headers, public_headers

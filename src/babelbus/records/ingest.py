@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-import numpy as np
-
+from babelbus.arrays import np
 from babelbus.records.columns import decode_columns, find_positions
 from babelbus.records.fields import crcs_at
 from babelbus.records.format import (

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from babelbus.arrays import I64
 
 Headers = tuple[tuple[bytes, bytes | None], ...]
-# As text: who only passes records on, as the client does, needs no numpy.
-Positions: TypeAlias = "Sequence[int] | npt.NDArray[np.int64]"
+Positions: TypeAlias = "Sequence[int] | I64"
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

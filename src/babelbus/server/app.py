@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import importlib
 import logging
 import os
 import signal
@@ -11,7 +10,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +31,7 @@ from babelbus.errors import BabelbusError, ConfigError
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
-from babelbus.listening.sockets import open_sockets
+from babelbus.listening.sockets import Waiting, load, open_sockets
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
@@ -97,8 +95,7 @@ class Server:
         self._lock: File | None = None
         self._admin: AdminServer | None = None
         self._api: AdminApi | None = None
-        self._admin_sockets: list[socket.socket] = []
-        self._admin_opening: asyncio.Task[None] | None = None
+        self._admin_waiting: Waiting | None = None
         self._certificates = Certificates(config.tls)
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self._cleaner: asyncio.Task[None] | None = None
@@ -369,43 +366,25 @@ class Server:
             "crowd": context.crowd,
             "tls": tls,
         }
-        loop = asyncio.get_running_loop()
-        self._admin_sockets = await open_sockets(settings.host, settings.port)
-        for one in self._admin_sockets:
-            loop.add_reader(one, self._begin_admin, parts)
-        self.addresses["admin"] = "{}:{}".format(*self._admin_sockets[0].getsockname()[:2])
+        sockets = await open_sockets(settings.host, settings.port)
+        self._admin_waiting = Waiting("admin", sockets, partial(self._open_admin, sockets, parts))
+        self.addresses["admin"] = "{}:{}".format(*sockets[0].getsockname()[:2])
         log.info("admin listens on %s", self.addresses["admin"])
 
-    def _begin_admin(self, parts: dict[str, Any]) -> None:
-        self._leave_admin_sockets()
-        loop = asyncio.get_running_loop()
-        self._admin_opening = loop.create_task(self._open_admin(parts))
-        self._admin_opening.add_done_callback(_note_unopened_admin)
-
-    async def _open_admin(self, parts: dict[str, Any]) -> None:
-        # The library of the endpoint takes a quarter of a start, and nobody needs it before somebody asks. The thread
-        # is one of its own: those of the loop may all wait for a disk that hangs, which /health is asked about.
-        with ThreadPoolExecutor(1) as pool:
-            run = asyncio.get_running_loop().run_in_executor
-            module = await run(pool, importlib.import_module, "babelbus.web.admin")
+    async def _open_admin(self, sockets: list[socket.socket], parts: dict[str, Any]) -> None:
+        # The library of the endpoint takes a quarter of a start, and nobody needs it before somebody asks.
+        module = await load("babelbus.web.admin")
         admin: AdminServer = module.AdminServer(self, await self._load_api(), **parts)
-        await admin.start(self._admin_sockets)
+        await admin.start(sockets)
         self._admin = admin
 
-    def _leave_admin_sockets(self) -> None:
-        for one in self._admin_sockets:
-            asyncio.get_running_loop().remove_reader(one)
-
     async def _stop_admin(self) -> None:
-        if self._admin_opening is None:
-            self._leave_admin_sockets()
-        else:
-            await asyncio.wait([self._admin_opening])
+        if self._admin_waiting is None:
+            return
+        await self._admin_waiting.stop()
         if self._admin is not None:
             await self._admin.stop()
-        for one in self._admin_sockets:
-            one.close()
-        self._admin_sockets = []
+        self._admin_waiting.close()
 
     async def _administer(
         self, principal: Identity, method: str, path: str, body: bytes, lines: Lines
@@ -416,10 +395,7 @@ class Server:
     async def _load_api(self) -> "AdminApi":
         """Return the API of administration; its libraries are large, and are loaded when somebody asks first."""
         if self._api is None:
-            # A thread of its own: those of the loop may all wait for a disk that hangs.
-            with ThreadPoolExecutor(1) as pool:
-                run = asyncio.get_running_loop().run_in_executor
-                module = await run(pool, importlib.import_module, "babelbus.web.api")
+            module = await load("babelbus.web.api")
             if self._api is None:
                 from babelbus.server.views import VIEWS
 
@@ -547,11 +523,6 @@ def _check_docs_folder(folder: str | None) -> None:
     """Check that the folder of the documentation exists: the endpoint opens it when somebody asks first."""
     if folder is not None and not os.path.isdir(folder):
         raise ConfigError(f"admin.docs_folder: {folder}: no such folder; 'make docs' builds the pages")
-
-
-def _note_unopened_admin(opening: "asyncio.Task[None]") -> None:
-    if not opening.cancelled() and opening.exception() is not None:
-        log.error("the administration endpoint could not be opened", exc_info=opening.exception())
 
 
 def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from babelbus.records.columns import I64, Columns
+from babelbus.arrays import I64
+from babelbus.records.columns import Columns
 from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import RESERVED_HEADER_PREFIX, TOMBSTONE
 from babelbus.records.headers import walk_headers

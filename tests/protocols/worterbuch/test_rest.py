@@ -22,9 +22,10 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.worterbuch.gatekeeper import Gatekeeper
-from babelbus.protocols.worterbuch.http import WebOptions, WebSession
+from babelbus.protocols.worterbuch.http import WebSession
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.service import read_file_name
+from babelbus.protocols.worterbuch.web_options import WebOptions
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop
 from tests.support.http import Response, ResponseDecoder

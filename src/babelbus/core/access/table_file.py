@@ -1,7 +1,6 @@
 """The table as a file that an operator writes: TOML with `[[rows]]` and `[[principals]]` (docs/access.md)."""
 
 import re
-import tomllib
 from typing import Final
 
 import msgspec
@@ -54,6 +53,8 @@ def read_table_file(text: str, path: str) -> list[Row | Principal]:
     Raises:
         TableFileError: the file is not valid.
     """
+    import tomllib
+
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
+from babelbus.arrays import np
 from babelbus.core.groups.cursor_files import StoredCursor
 from babelbus.core.groups.delivery_rows import Rows
 from babelbus.core.groups.in_flight import Counts, CursorFlight

@@ -16,6 +16,7 @@ from enum import IntEnum
 
 import msgspec
 
+from babelbus import arrays
 from babelbus.core.access import SERVER
 from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import Receipt, settled
@@ -177,6 +178,8 @@ class StateLog:
         batch = self._encode(changes, headers, encoded, offset)
         if batch is None:
             return None
+        if not self._bytes_since:
+            arrays.load_soon()  # larger changes need it
         receipt = self._publish(Publication(SERVER, protocol, batch, self._topic.name, partition=0, at_once=True))
         if receipt.error is not None:  # refused at once; a flush that fails says so later
             raise receipt.error

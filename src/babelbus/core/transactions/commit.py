@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 import msgspec
-import numpy as np
 
+from babelbus.arrays import np
 from babelbus.clock import Clock
 from babelbus.core.access import CLIENT
 from babelbus.core.flusher import Flusher

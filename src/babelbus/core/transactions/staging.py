@@ -20,8 +20,7 @@ import zlib
 from collections.abc import Sequence
 from itertools import chain
 
-import numpy as np
-
+from babelbus.arrays import np
 from babelbus.clock import Clock
 from babelbus.config import StagingLimits
 from babelbus.core.flusher import Flusher

@@ -18,7 +18,6 @@ from babelbus.protocols.eventmesh.http import credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.messages import UNREADABLE
 from babelbus.protocols.eventmesh.records import read_cloud_event
-from babelbus.protocols.eventmesh.rpc import RpcServer
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.wire import http
@@ -53,7 +52,13 @@ class AdminSession(HttpSession, contract.Session):
     _outbox: Outbox
 
     def __init__(
-        self, hub: Hub, webhooks: Webhooks, rpc: RpcServer, outbox: Outbox, guard: BrowserGuard, peer: str | None
+        self,
+        hub: Hub,
+        webhooks: Webhooks,
+        streams: Callable[[], list[dict[str, str]]],
+        outbox: Outbox,
+        guard: BrowserGuard,
+        peer: str | None,
     ) -> None:
         super().__init__(outbox, guard, body_bytes_max=hub.settings.grpc_bytes_max)
         self._address = address_of(peer)
@@ -61,7 +66,8 @@ class AdminSession(HttpSession, contract.Session):
         """The caller of the last request, while the gate is on."""
         self._hub = hub
         self._webhooks = webhooks
-        self._rpc = rpc
+        self._streams = streams
+        """Returns the subscriptions over gRPC."""
 
     def answer_request(self, request: http.Request, refusal: Refusal | None) -> bool:
         """Handle a request; return `False` to be called again when the outbox has room."""
@@ -125,7 +131,7 @@ class AdminSession(HttpSession, contract.Session):
         if path == "/client/http" and method == "GET":
             return DONE, lambda: self._webhooks.entries()
         if path == "/client/grpc" and method == "GET":
-            return DONE, self._rpc.describe
+            return DONE, self._streams
         if path == "/topic" and method in ("GET", "POST", "DELETE"):
             return self._topics(method, request, principal)
         if path == "/event" and method == "POST":

@@ -2,19 +2,22 @@
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.eventmesh.admin import AdminSession
 from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
-from babelbus.protocols.eventmesh.http import WebSession
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
-from babelbus.protocols.eventmesh.rpc import RpcServer
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Entry, Webhooks
 from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.storage.notes import Note
 
+if TYPE_CHECKING:
+    from babelbus.protocols.eventmesh.rpc import RpcServer
+
+PACKAGE = "babelbus.protocols.eventmesh"
 TICK_SECONDS = 1.0
 ORIGIN = "babelbus"
 FILE_NAME = "eventmesh.json"
@@ -40,7 +43,7 @@ class EventmeshService(StreamService):
         }
         note = Note(context.files, os.path.join(context.folder, FILE_NAME), list[Entry], advice=ADVICE)
         self.webhooks = Webhooks(self.hub, calls, note, cluster)
-        self._rpc = RpcServer(self.hub, self.webhooks)
+        self._rpc: RpcServer | None = None
         self._tls = context.certificates.make_tls(PROTOCOL, settings.tls)
         self._rpc_tls = context.certificates.make_tls(PROTOCOL, settings.tls, alpn=("h2",))
         self._guard = context.browsers.guard(
@@ -59,19 +62,39 @@ class EventmeshService(StreamService):
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
             return Session(self.hub, outbox, close, peer)
 
-        def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
+        def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
+            from babelbus.protocols.eventmesh.http import WebSession
+
             return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
 
-        def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> AdminSession:
-            return AdminSession(self.hub, self.webhooks, self._rpc, outbox, self._guard, peer)
+        def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
+            from babelbus.protocols.eventmesh.admin import AdminSession
+
+            return AdminSession(self.hub, self.webhooks, self._describe_streams, outbox, self._guard, peer)
+
+        def make_rpc(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
+            from babelbus.protocols.eventmesh.rpc import RpcServer
+
+            if self._rpc is None:
+                self._rpc = RpcServer(self.hub, self.webhooks)
+            return self._rpc.make_session(outbox, close, peer)
 
         self.webhooks.open()
         await self.listeners.listen("eventmesh-tcp", settings.host, settings.tcp_port, make, tls=tls)
-        await self.listeners.listen("eventmesh-http", settings.host, settings.http_port, make_web, tls=tls)
-        if settings.admin_port is not None:
-            await self.listeners.listen("eventmesh-admin", settings.host, settings.admin_port, make_admin, tls=tls)
         await self.listeners.listen(
-            "eventmesh-grpc", settings.host, settings.grpc_port, self._rpc.make_session, tls=self._rpc_tls
+            "eventmesh-http", settings.host, settings.http_port, make_web, tls=tls, needs=f"{PACKAGE}.http"
+        )
+        if settings.admin_port is not None:
+            await self.listeners.listen(
+                "eventmesh-admin", settings.host, settings.admin_port, make_admin, tls=tls, needs=f"{PACKAGE}.admin"
+            )
+        await self.listeners.listen(
+            "eventmesh-grpc",
+            settings.host,
+            settings.grpc_port,
+            make_rpc,
+            tls=self._rpc_tls,
+            needs=f"{PACKAGE}.rpc",
         )
         self.listeners.tick(TICK_SECONDS, self._tick)
 
@@ -81,9 +104,13 @@ class EventmeshService(StreamService):
         super().access_changed()
         self.webhooks.access_changed()
 
+    def _describe_streams(self) -> list[dict[str, str]]:
+        return [] if self._rpc is None else self._rpc.describe()
+
     def _tick(self) -> None:
         self.hub.tick()
-        self._rpc.tick()
+        if self._rpc is not None:
+            self._rpc.tick()
         self.webhooks.tick()
 
     async def drain(self) -> None:
@@ -91,5 +118,6 @@ class EventmeshService(StreamService):
         self.hub.stop()
         self.webhooks.stop()
         await self.listeners.stop()
-        await self._rpc.stop(self._drain_seconds)
+        if self._rpc is not None:
+            await self._rpc.stop(self._drain_seconds)
         await super().drain()

@@ -9,10 +9,9 @@ export, an import, a file) runs beside the event loop and fills the outbox until
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
-
+from babelbus import arrays
 from babelbus.core.access import NOBODY, AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
@@ -35,11 +34,10 @@ from babelbus.protocols.worterbuch.routes import (
 from babelbus.protocols.worterbuch.routes import refusal as refusal_of
 from babelbus.protocols.worterbuch.stream import EventStream
 from babelbus.protocols.worterbuch.transfer import export_tree, import_tree, read_file
+from babelbus.protocols.worterbuch.web_options import WebOptions
 from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
-from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard, Refusal
-from babelbus.wire.cors import Cors
+from babelbus.wire.browsers import SAFE_METHODS, Refusal
 from babelbus.wire.http import (
-    Files,
     HttpError,
     HttpSession,
     Request,
@@ -53,20 +51,6 @@ log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 65_536
 """Answers of more are not collected with others."""
-NO_PAGES = BrowserGuard()
-"""Lets no page of another origin in."""
-
-
-class WebOptions(msgspec.Struct, frozen=True):
-    """The operator's choices for the HTTP port."""
-
-    paths: Mapping[str, Endpoint]
-    """Where clients may upgrade to WebSocket."""
-    cors: Cors | None = None
-    """Pages that may use REST."""
-    files: Files | None = None
-    """The files that GET serves beside the API."""
-    guard: BrowserGuard = NO_PAGES
 
 
 class WebSession(HttpSession):
@@ -139,6 +123,7 @@ class WebSession(HttpSession):
         except HttpError as error:
             self.end(error)
             return
+        arrays.load_soon()  # many frames are unmasked together
         self.switch(upgrade.response)
         self.follow(
             SocketSession(

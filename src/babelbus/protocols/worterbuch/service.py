@@ -15,12 +15,12 @@ from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
-from babelbus.protocols.worterbuch.http import WebOptions, WebSession
 from babelbus.protocols.worterbuch.hub import TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
 from babelbus.protocols.worterbuch.names import Symbols
 from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, PROFILES, Endpoint
+from babelbus.protocols.worterbuch.web_options import WebOptions
 from babelbus.wire.cors import Cors
 from babelbus.wire.http import Files
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WEB = "babelbus.protocols.worterbuch.http"
 CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 CORS_HEADERS = "authorization, content-type"
 OTHER_DOORS = ("jebp", "zbus", "eventmesh", "sbus")
@@ -80,7 +81,8 @@ class WorterbuchService(StreamService):
                 paths[place] = endpoint
             else:
                 ports[place] = endpoint
-        await listeners.listen("worterbuch", settings.host, settings.port, self._make_web(paths), tls=tls)
+        web = self._make_web(paths)
+        await listeners.listen("worterbuch", settings.host, settings.port, web, tls=tls, needs=WEB)
         lines = self._make_lines(MAIN_ENDPOINT, "TCP")
         await listeners.listen("worterbuch-tcp", settings.host, settings.tcp_port, lines, tls=tls)
         for port, endpoint in ports.items():
@@ -138,6 +140,8 @@ class WorterbuchService(StreamService):
         )
 
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+            from babelbus.protocols.worterbuch.http import WebSession
+
             return WebSession(self.hub, outbox, close, address=peer, options=options)
 
         return make

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from babelbus import __version__
+from babelbus import __version__, arrays
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus import messages as m
@@ -328,6 +328,7 @@ class WebSession(HttpSession):
         except HttpError as error:
             self.end(error)
             return
+        arrays.load_soon()  # many frames are unmasked together
         self.switch(upgrade.response)
         self._socket = SocketSession(
             self._hub,

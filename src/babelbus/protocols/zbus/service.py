@@ -12,10 +12,9 @@ from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import read_key_file
 from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
-from babelbus.protocols.contract import Outbox
+from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.protocols.zbus.callers import KEYS_ORIGIN, principals_of
-from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PROTOCOL
 from babelbus.protocols.zbus.web_options import OpenUrls, StaticFiles, WebOptions
@@ -23,6 +22,7 @@ from babelbus.wire.cors import Cors
 from babelbus.wire.http import TOKEN, Files
 
 TICK_SECONDS = 1.0
+WEB = "babelbus.protocols.zbus.http"
 
 
 class ZbusService(StreamService):
@@ -71,16 +71,19 @@ class ZbusService(StreamService):
         Raises:
             OSError: an address is taken.
         """
-        settings = self._settings
-        await self.listeners.listen("zbus", settings.host, settings.port, self._maker(self._web), tls=self._tls)
+        settings, tls = self._settings, self._tls
+        maker = self._maker(self._web)
+        await self.listeners.listen("zbus", settings.host, settings.port, maker, tls=tls, needs=WEB)
         if settings.monitor_port is not None:
             # Files and open urls are not for it: there no url is a service's.
             maker = self._maker(WebOptions(monitor=True, cors=self._web.cors, guard=self._web.guard))
-            await self.listeners.listen("zbus-monitor", settings.host, settings.monitor_port, maker, tls=self._tls)
+            await self.listeners.listen("zbus-monitor", settings.host, settings.monitor_port, maker, tls=tls, needs=WEB)
         self.listeners.tick(TICK_SECONDS, self.hub.tick)
 
     def _maker(self, options: WebOptions) -> MakeSession:
-        def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> WebSession:
+        def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+            from babelbus.protocols.zbus.http import WebSession
+
             return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, options=options)
 
         return make

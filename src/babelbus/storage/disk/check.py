@@ -10,8 +10,8 @@ from itertools import pairwise
 from urllib.parse import unquote
 
 import msgspec
-import numpy as np
 
+from babelbus.arrays import np
 from babelbus.errors import StorageError
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint

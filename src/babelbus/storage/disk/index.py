@@ -8,12 +8,14 @@ big-endian, and all are only a memory of the log: what is missing or does not fi
 """
 
 import struct
+import sys
 import zlib
 from array import array
+from bisect import bisect_right
 
 import google_crc32c
-import numpy as np
 
+from babelbus.arrays import np
 from babelbus.records.format import FEW, Buffer
 from babelbus.records.record import RecordBatch
 
@@ -72,8 +74,8 @@ class SparseIndex:
     def add(self, batch: RecordBatch, position: int) -> None:
         """Record the records of `batch`, which were written at `position`, the end of what is noted."""
         count, data, positions, timestamps = batch.count, batch.data, batch.positions, batch.timestamps
-        if isinstance(timestamps, np.ndarray) and count <= FEW:
-            timestamps = timestamps.tolist()
+        if count <= FEW and not isinstance(timestamps, list):
+            timestamps = np.asarray(timestamps).tolist()
         first = 0
         while first < count:
             if self.last_count == BLOCK_RECORDS or not self.positions:
@@ -88,7 +90,7 @@ class SparseIndex:
                 times = timestamps[first:after]
             else:
                 times = timestamps
-            greatest = int(times.max()) if isinstance(times, np.ndarray) else max(times)
+            greatest = max(times) if isinstance(times, list) else int(np.asarray(times).max())
             if greatest > self.greatest[-1]:
                 self.greatest[-1] = greatest
             if self.sums[-1] != UNKNOWN_SUM:
@@ -116,12 +118,11 @@ class SparseIndex:
 
     def block_at(self, position: int) -> int:
         """Return the number of the block that the byte `position` of the log falls in; -1 without blocks."""
-        return int(np.searchsorted(np.frombuffer(self.positions, np.int64), position, side="right")) - 1
+        return bisect_right(self.positions, position) - 1
 
     def encode(self, start: int, end: int, blocks_start: int, blocks_end: int) -> tuple[bytes, bytes, bytes]:
         """Return the bytes of entries `start` to `end` of `.index` and `.timeindex`, and of some of `.blocks`."""
-        positions = np.array(self.positions[start:end], ">i8").tobytes()
-        timestamps = np.array(self.timestamps[start:end], ">i8").tobytes()
+        positions, timestamps = _big_endian(self.positions[start:end]), _big_endian(self.timestamps[start:end])
         blocks = b"".join(map(self._block_entry, range(blocks_start, blocks_end)))
         return positions, timestamps, blocks
 
@@ -131,6 +132,12 @@ class SparseIndex:
         if total == UNKNOWN_SUM:  # a check that cannot fit: a reader takes the records' own CRCs
             return BLOCK_ENTRY.pack(0, check ^ 0xFFFFFFFF, greatest)
         return BLOCK_ENTRY.pack(total, check, greatest)
+
+
+def _big_endian(numbers: "array[int]") -> bytes:
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _check(block: int, position: int, timestamp: int, total: int, greatest: int) -> int:
@@ -146,13 +153,15 @@ def decode(index: bytes, timeindex: bytes, blocks: bytes, log_bytes: int) -> Spa
     count = len(index) // ENTRY_BYTES
     if len(index) != count * ENTRY_BYTES or len(timeindex) != len(index) or len(blocks) != count * BLOCK_ENTRY.size:
         return None
+    if not count:
+        return SparseIndex()
     positions = np.frombuffer(index, ">i8").astype(np.int64)
-    if count and (positions[0] != 0 or positions[-1] >= log_bytes or (np.diff(positions) <= 0).any()):
+    if positions[0] != 0 or positions[-1] >= log_bytes or (np.diff(positions) <= 0).any():
         return None
     found = SparseIndex()
     found.positions = array("q", positions.tobytes())
     found.timestamps = array("q", np.frombuffer(timeindex, ">i8").astype(np.int64).tobytes())
-    found.last_count = BLOCK_RECORDS if count else 0
+    found.last_count = BLOCK_RECORDS
     for block, (total, check, greatest) in enumerate(BLOCK_ENTRY.iter_unpack(blocks)):
         wanted = _check(block, found.positions[block], found.timestamps[block], total, greatest)
         if wanted == check:

@@ -8,8 +8,7 @@ last record of a segment, so that a segment whose end was lost can be told from 
 import logging
 from itertools import takewhile
 
-import numpy as np
-
+from babelbus.arrays import np
 from babelbus.records.columns import NEVER, Columns, decode_chunk, iterate_keys
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.contract import LogSettings

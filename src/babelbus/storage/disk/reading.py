@@ -5,10 +5,9 @@ in the file, and is checked too although no CRC covers it. In a segment with gap
 whole block (`.blocks`) stands for them. Nothing here changes a file.
 """
 
-import numpy as np
-
+from babelbus.arrays import I64, np
 from babelbus.errors import StorageError
-from babelbus.records.columns import I64, find_positions
+from babelbus.records.columns import find_positions
 from babelbus.records.fields import crcs_hold, offset_of, offsets_at, size_of, timestamps_at
 from babelbus.records.format import (
     RECORD_BYTES_MIN,

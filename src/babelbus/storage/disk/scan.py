@@ -5,9 +5,9 @@ changed.
 """
 
 import msgspec
-import numpy as np
 
-from babelbus.records.columns import I64, decode_columns, find_positions
+from babelbus.arrays import I64, np
+from babelbus.records.columns import decode_columns, find_positions
 from babelbus.records.fields import crcs_hold, offset_of, offsets_at, size_of, timestamps_at
 from babelbus.records.format import (
     FEW,

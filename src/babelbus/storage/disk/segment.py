@@ -3,8 +3,7 @@
 import contextlib
 import logging
 
-import numpy as np
-
+from babelbus.arrays import np
 from babelbus.records.columns import find_positions
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk

@@ -8,8 +8,7 @@ or replaces segments happens while no reader is inside.
 import threading
 from bisect import bisect_right
 
-import numpy as np
-
+from babelbus.arrays import np
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import offsets_at, size_of
 from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import BindParameter, bindparam, func, select
 
-from babelbus.records.columns import I64, find_positions
+from babelbus.arrays import I64, Flags, np
+from babelbus.records.columns import find_positions
 from babelbus.records.fields import offset_of, offsets_at
 from babelbus.records.format import record_error
 from babelbus.records.record import Positions, RecordBatch
@@ -168,7 +167,7 @@ def cut(batch: Batch, offset: int, end_offset: int, bytes_max: int) -> Piece:
     return Piece(part, int(offsets[at]), stop)
 
 
-def examine(batch: Batch, *, verified: bool) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
+def examine(batch: Batch, *, verified: bool) -> tuple[I64, I64, Flags]:
     """Return where the records of a batch begin, their offsets, and which records are good.
 
     A damaged record has the greatest offset that it may have. Fewer records than `count` mean that a damaged length

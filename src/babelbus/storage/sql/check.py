@@ -6,9 +6,9 @@ partition with problems is read again then, because the cleaner may have changed
 """
 
 import msgspec
-import numpy as np
 from sqlalchemy import func, select
 
+from babelbus.arrays import np
 from babelbus.clock import SystemClock
 from babelbus.records.columns import decode_columns
 from babelbus.storage.disk import Meter, Problem, Progress, Report

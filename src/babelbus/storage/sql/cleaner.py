@@ -5,9 +5,9 @@ Each step is one short transaction, so that publishers wait for one step at most
 
 import logging
 
-import numpy as np
 from sqlalchemy import func, select
 
+from babelbus.arrays import np
 from babelbus.records.columns import Columns, decode_chunk, iterate_keys
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.sql.batches import ROW_BYTES_MAX, ROWS_MAX, Batch, cut

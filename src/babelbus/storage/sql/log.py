@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
+from babelbus.arrays import np
 from babelbus.clock import Clock
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, read_producer, rebase

@@ -8,8 +8,7 @@ import threading
 from collections import deque
 from typing import Any
 
-import numpy as np
-
+from babelbus.arrays import np
 from babelbus.errors import StorageError
 from babelbus.records.format import PRODUCER_HEADER, rebase
 from babelbus.records.record import RecordBatch

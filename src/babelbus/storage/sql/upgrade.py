@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Column, LargeBinary, MetaData, Row, Table, delete, func, insert, select, update
 
+from babelbus.arrays import np
 from babelbus.records.fields import crcs_at
 from babelbus.records.format import TOMBSTONE, InvalidRecordError, decode_headers, encode_batch
 from babelbus.records.record import Record

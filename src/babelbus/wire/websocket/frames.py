@@ -9,9 +9,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-import numpy as np
-import numpy.typing as npt
-
+from babelbus.arrays import I64, U32, np
 from babelbus.errors import RemoteProtocolError
 
 FIN = 0x80
@@ -33,13 +31,6 @@ _KEY_BYTES = 4
 _HEADS = 4096  # payloads below this many bytes have their head made beforehand
 _FEW = 6  # fewer frames than this are unmasked one by one: numpy takes some microseconds to start
 _SMALL_BYTES = 512  # a payload below is one integer to XOR, a larger one is an array
-# Bytes of the key for a word, by the position in the word at which a payload begins.
-_TURNS = np.array([[(byte - begin) % 4 - _KEY_BYTES for byte in range(4)] for begin in range(4)])
-_BEFORE = np.arange(1, 4)
-_AFTER = np.arange(3)
-
-Positions = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint32]
 
 
 class WebSocketError(RemoteProtocolError):
@@ -62,7 +53,13 @@ def toggle_mask(data: bytes, start: int, end: int, key: bytes) -> bytes:
     return words.tobytes() if even == end else words.tobytes() + toggle_mask(data, even, end, key)
 
 
-def _toggle_masks(data: bytes, starts: Positions, ends: Positions) -> Words:
+@cache
+def _turns() -> I64:
+    """Return the bytes of the key for a word, by the position in the word at which a payload begins."""
+    return np.array([[(byte - begin) % 4 - _KEY_BYTES for byte in range(4)] for begin in range(4)])
+
+
+def _toggle_masks(data: bytes, starts: I64, ends: I64) -> U32:
     """Return `data` with each part from `starts[i]` to `ends[i]` XORed with the four bytes in front of the part.
 
     The parts are payloads of frames: in order, at least six bytes apart. So no word of four bytes belongs to two parts,
@@ -73,14 +70,14 @@ def _toggle_masks(data: bytes, starts: Positions, ends: Positions) -> Words:
     edges[1:-1:2] = starts >> 2
     edges[2:-1:2] = (ends + 3) >> 2
     edges[-1] = len(data) >> 2
-    turned = starts[:, None] + _TURNS[starts & 3]
+    turned = starts[:, None] + _turns()[starts & 3]
     keys = np.zeros(2 * len(starts) + 1, np.uint32)
     keys[1::2] = np.frombuffer(data, np.uint8)[turned].view(np.uint32).ravel()
-    words: Words = np.frombuffer(data, np.uint32) ^ keys.repeat(np.diff(edges))
+    words: U32 = np.frombuffer(data, np.uint32) ^ keys.repeat(np.diff(edges))
     return words
 
 
-def _positions(numbers: Iterable[int]) -> Positions:
+def _positions(numbers: Iterable[int]) -> I64:
     return np.fromiter(numbers, np.int64)
 
 
@@ -138,6 +135,6 @@ def _encode_masked(heads: list[bytes], payloads: Sequence[bytes]) -> bytes:
     starts = ends - sizes
     padded = data + bytes(4 + (-len(data) & 3))
     masked = _toggle_masks(padded, starts, ends).view(np.uint8)
-    around = np.concatenate((starts[:, None] - _BEFORE, ends[:, None] + _AFTER))
+    around = np.concatenate((starts[:, None] - np.arange(1, 4), ends[:, None] + np.arange(3)))
     masked[around] = np.frombuffer(padded, np.uint8)[around]
     return masked[: len(data)].tobytes()
