@@ -57,7 +57,7 @@ def test_items_do_not_depend_on_how_the_bytes_were_cut(
     frames: list[list[tuple[int, int, Data]]], cuts: list[int]
 ) -> None:
     to_server, to_client = Sealer(KEY, NONCE), Sealer(KEY, NONCE)
-    directions: list[tuple[ServerDecoder | ClientDecoder, bytearray]] = [
+    directions: list[tuple[ServerDecoder | ClientDecoder, bytes | bytearray]] = [
         (
             ServerDecoder(Opener(KEY, NONCE)),
             to_server.seal_many([encode_request(CallItems(frame)) for frame in frames]),

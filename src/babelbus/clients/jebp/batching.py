@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 import msgspec
@@ -48,14 +49,38 @@ class _Open:
 
 
 class _Turn:
-    """The records of `publish` that one turn of the event loop brings for a topic and partition."""
+    """The records of `publish` that one turn of the event loop brings for a topic and partition.
 
-    __slots__ = ("bytes", "futures", "records")
+    It is the `Waiter` of their batch: a future for the batch would wake the callers a turn later.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_send_alone", "bytes", "futures", "records")
+
+    def __init__(self, send_alone: "Callable[[_Turn], object]") -> None:
         self.records: list[Record] = []
         self.futures: list[asyncio.Future[Position]] = []
         self.bytes = 0
+        self._send_alone = send_alone
+
+    def done(self) -> bool:
+        """Return that callers wait, or may wait."""
+        return False
+
+    def set_result(self, published: Published) -> None:
+        """Wake the callers with the places of their records."""
+        partition = published.partition
+        for number, future in enumerate(self.futures, published.base_offset):
+            if not future.done():
+                future.set_result(Position(partition, number))
+
+    def set_exception(self, error: BaseException) -> None:
+        """Raise the error in the callers, or send the records again alone: the reason may be one of them."""
+        if isinstance(error, RequestError) and not error.repeat and len(self.records) > 1:
+            asyncio.get_running_loop().call_soon(self._send_alone, self)
+            return
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
 
 
 class Batcher:
@@ -96,7 +121,7 @@ class Batcher:
         if turn is None:
             if not self._turns:
                 loop.call_soon(self._turn_over)
-            turn = self._turns[place] = _Turn()
+            turn = self._turns[place] = _Turn(partial(self._send_alone, topic, partition))
         future: asyncio.Future[Position] = loop.create_future()
         turn.records.append(record)
         turn.futures.append(future)
@@ -114,30 +139,14 @@ class Batcher:
         if turn is None:
             return
         try:
-            done = self._producer.submit(topic, partition, bytes(encode_records(turn.records).data), len(turn.records))
+            self._producer.put(topic, partition, encode_records(turn.records).data, len(turn.records), turn)
         except BabelbusError as error:
-            _fail(turn.futures, error)
-            return
-
-        def settle(done: "asyncio.Future[Published]") -> None:
-            error = done.exception()
-            if error is None:
-                published = done.result()
-                at, offset = published.partition, published.base_offset
-                for number, future in enumerate(turn.futures, offset):
-                    if not future.done():
-                        future.set_result(Position(at, number))
-            elif isinstance(error, RequestError) and not error.repeat and len(turn.records) > 1:
-                self._send_alone(topic, partition, turn)
-            else:
-                _fail(turn.futures, error)
-
-        done.add_done_callback(settle)
+            turn.set_exception(error)
 
     def _send_alone(self, topic: str, partition: int, turn: _Turn) -> None:
-        """Send the records of a batch that the server refused one by one: the reason may be one of them."""
+        """Send the records of a batch that the server refused one by one."""
         for record, future in zip(turn.records, turn.futures, strict=True):
-            self._turns[topic, partition] = alone = _Turn()
+            self._turns[topic, partition] = alone = _Turn(partial(self._send_alone, topic, partition))
             alone.records, alone.futures = [record], [future]
             self._send_turn(topic, partition)
 
@@ -219,12 +228,6 @@ class Batcher:
         if error is not None:
             raise error
         return flushed
-
-
-def _fail(futures: "list[asyncio.Future[Position]]", error: BaseException) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_exception(error)
 
 
 async def publish_batches(

@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -46,6 +47,19 @@ class Published(msgspec.Struct, frozen=True):
     count: int
 
 
+class Waiter(Protocol):
+    """Waits for the place of a batch; a future is one."""
+
+    def done(self) -> bool:
+        """Return whether nobody waits any more."""
+
+    def set_result(self, result: Published, /) -> None:
+        """Handle the place."""
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Handle the error."""
+
+
 class Batch:
     """Some records of one topic and partition from `submit` until their answer; it is the `Pending` of a link.
 
@@ -54,9 +68,7 @@ class Batch:
 
     __slots__ = ("count", "data", "done", "partition", "queue", "repeated_since", "sent_at", "sequence")
 
-    def __init__(
-        self, queue: "TopicQueue", partition: int, data: Data, count: int, done: asyncio.Future[Published]
-    ) -> None:
+    def __init__(self, queue: "TopicQueue", partition: int, data: Data, count: int, done: Waiter) -> None:
         self.queue = queue
         self.partition = partition
         self.data = data
@@ -253,6 +265,15 @@ class Producer:
     def submit(self, topic: str, partition: int, data: Data, count: int) -> "asyncio.Future[Published]":
         """Send a batch in the stored form; the future has its place, once it is stored.
 
+        Raises: the errors of `put`.
+        """
+        done: asyncio.Future[Published] = self._loop.create_future()
+        self.put(topic, partition, data, count, done)
+        return done
+
+    def put(self, topic: str, partition: int, data: Data, count: int, done: Waiter) -> None:
+        """Send a batch in the stored form; `done` gets its place, once it is stored.
+
         Raises:
             LocalProtocolError: the topic's name is invalid, or the batch is over the frame limit.
             ClientError: the client is closed or has lost its connection for good.
@@ -265,11 +286,9 @@ class Producer:
         if queue is None:
             encode_name(topic)
             queue = self._queues[topic] = TopicQueue(self, topic, self._producer_id)
-        done: asyncio.Future[Published] = self._loop.create_future()
         self.held_bytes += len(data)
         self.submitted += count
         queue.submit(Batch(queue, partition, data, count, done))
-        return done
 
     def outstanding(self) -> list[Batch]:
         """Return all batches that are not answered."""

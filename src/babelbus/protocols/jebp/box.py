@@ -161,13 +161,15 @@ class Sealer(_Direction):
         super().__init__(key, nonce, messages=messages)
         self.content_bytes_max = frame_bytes_max - TAG_BYTES
 
-    def seal_parts(self, parts: Sequence[Data]) -> bytearray:
+    def seal_parts(self, parts: Sequence[Data]) -> bytes | bytearray:
         """Return the frame of one message that is given in parts, which are copied once and sealed in the frame.
 
         Raises:
             LocalProtocolError: the message is over the frame limit, or it would be number 2^63.
         """
         size = sum(map(len, parts))
+        if size <= SMALL_BYTES_MAX:
+            return self.seal(b"".join(parts))
         self._check(size, 1)
         head = b"\x01" + encode_length(size + TAG_BYTES)
         frame = bytearray().join((head, _GAP, *parts))
@@ -193,7 +195,7 @@ class Sealer(_Direction):
         sealed: bytes = _ffi.buffer(memory, size + TAG_BYTES)[:]
         return _HEADS_ALONE[size] + sealed
 
-    def seal_many(self, contents: Sequence[Data]) -> bytearray:
+    def seal_many(self, contents: Sequence[Data]) -> bytes | bytearray:
         """Return the frames of messages, one after the other.
 
         Raises:
@@ -203,7 +205,7 @@ class Sealer(_Direction):
         largest = max(sizes, default=0)
         self._check(largest, len(sizes))
         if len(sizes) > 1 and largest <= SMALL_BYTES_MAX and set(map(type, contents)) == {bytes}:
-            frames = [
+            frames: list[bytes | bytearray] = [
                 self._seal_batch(contents[at : at + _BATCH_MAX], sizes[at : at + _BATCH_MAX])
                 for at in range(0, len(sizes), _BATCH_MAX)
             ]
