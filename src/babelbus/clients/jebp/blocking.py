@@ -4,7 +4,6 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Self, Unpack
 
@@ -135,6 +134,8 @@ class BlockingClient(Twin[Client]):
         """
 
         def register(handler: Callable[[Message], object]) -> Callable[[Message], object]:
+            from concurrent.futures import ThreadPoolExecutor
+
             threads = ThreadPoolExecutor(concurrency, f"{group} of {topic}")
 
             async def handle(message: Message) -> None:
@@ -154,6 +155,8 @@ class BlockingClient(Twin[Client]):
         """Return a decorator for a handler of requests, which runs in threads while `run` runs."""
 
         def register(handler: Callable[[Question], bytes | Reply | None]) -> Callable[[Question], bytes | Reply | None]:
+            from concurrent.futures import ThreadPoolExecutor
+
             threads = ThreadPoolExecutor(concurrency, f"responder of {pattern}")
 
             async def handle(question: Question) -> bytes | Reply | None:

@@ -5,7 +5,6 @@ Requests of the administration API (docs/operations.md) over the method `admin` 
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -168,6 +167,8 @@ def _refusal(what: str, status: int, answer: bytes) -> RequestError:
 
 
 def _path(*names: str) -> str:
+    from urllib.parse import quote
+
     return "/api/" + "/".join(quote(name, safe="") for name in names)
 
 
@@ -214,6 +215,8 @@ class Groups(_Management):
 
     async def list(self, topic: str | None = None) -> "list[GroupInfo]":
         """Return the groups of a topic, or all that the client may see."""
+        from urllib.parse import urlencode
+
         query = "" if topic is None else "?" + urlencode({"topic": topic})
         return (await self._ask("GET", f"/api/groups{query}", dict[str, list[GroupInfo]]))["groups"]
 

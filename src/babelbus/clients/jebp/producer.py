@@ -6,7 +6,7 @@ sequence numbers, so that a resend after a lost connection gets the first answer
 
 import asyncio
 import logging
-import secrets
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -359,7 +359,7 @@ class Producer:
 
 
 def _new_producer_id() -> int:
-    return secrets.randbits(63)
+    return int.from_bytes(os.urandom(8), "big") >> 1
 
 
 def _refusal(topic: str, response: Response) -> ClientError:

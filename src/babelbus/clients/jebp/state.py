@@ -8,7 +8,7 @@ async for change in client.state.watch("line1/#"): ...
 import asyncio
 import binascii
 import logging
-import secrets
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
@@ -167,7 +167,7 @@ class State:
     def __init__(self, calls: Calls, *, reconnect: bool) -> None:
         self._calls = calls
         self._reconnect = reconnect
-        self._client = secrets.token_hex(8)
+        self._client = os.urandom(8).hex()
         self._will: m.SetWill | None = None
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate, chain, repeat
 from typing import Any, Final
 
@@ -60,10 +61,24 @@ def load_sodium() -> tuple[Any, Any, Any]:
 _ffi, _seal, _open = load_sodium()
 
 _GAP: Final = bytes(TAG_BYTES)
-# Head of the frame, and the same with room for the tag, by the size of a small content; and the size of the frame.
-_HEADS_ALONE: Final = [b"\x01" + encode_length(size + TAG_BYTES) for size in range(SMALL_BYTES_MAX + 1)]
-_HEADS: Final = [head + _GAP for head in _HEADS_ALONE]
-_FRAME_BYTES: Final = [len(head) + size for size, head in enumerate(_HEADS)]
+
+
+@cache
+def _heads() -> list[bytes]:
+    """Return the head of a frame by the size of its small content."""
+    return [b"\x01" + encode_length(size + TAG_BYTES) for size in range(SMALL_BYTES_MAX + 1)]
+
+
+@cache
+def _heads_with_room() -> list[bytes]:
+    """Return the head of a frame and the room for its tag by the size of its small content."""
+    return [head + _GAP for head in _heads()]
+
+
+@cache
+def _frame_bytes() -> list[int]:
+    """Return the size of a frame by the size of its small content."""
+    return [len(head) + size for size, head in enumerate(_heads_with_room())]
 
 
 def shared_key(secret_key: bytes, peer_public_key: bytes) -> bytes:
@@ -193,7 +208,7 @@ class Sealer(_Direction):
         _seal(memory, content, size, self._nonce.to_bytes(NONCE_BYTES, "little"), self._key)
         self._advance(1)
         sealed: bytes = _ffi.buffer(memory, size + TAG_BYTES)[:]
-        return _HEADS_ALONE[size] + sealed
+        return _heads()[size] + sealed
 
     def seal_many(self, contents: Sequence[Data]) -> bytes | bytearray:
         """Return the frames of messages, one after the other.
@@ -215,9 +230,9 @@ class Sealer(_Direction):
 
     def _seal_batch(self, contents: Sequence[Data], sizes: list[int]) -> bytearray:
         # No step of Python per message: every loop below runs inside C.
-        heads = map(_HEADS.__getitem__, sizes)
+        heads = map(_heads_with_room().__getitem__, sizes)
         frames = bytearray().join(chain.from_iterable(zip(heads, contents, strict=True)))
-        ends = accumulate(map(_FRAME_BYTES.__getitem__, sizes))
+        ends = accumulate(map(_frame_bytes().__getitem__, sizes))
         starts = map(operator.sub, ends, map(TAG_BYTES.__add__, sizes))
         with _ffi.from_buffer("unsigned char[]", frames) as memory:
             outputs = map(operator.add, repeat(memory), starts)

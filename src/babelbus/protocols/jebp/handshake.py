@@ -7,8 +7,8 @@ After message 9 the server is silent on success. The time limit (10 s, DECISION 
 """
 
 import hashlib
+import os
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from hmac import compare_digest
@@ -94,9 +94,9 @@ class _Handshake(ABC):
         self._bare = options.get("bare_certificates", False)
         self._frame_bytes_max = options.get("frame_bytes_max", FRAME_BYTES_MAX)
         # Fresh per connection: a key that leaks later must not open old traffic (DECISION 7).
-        self._secret_key = options.get("secret_key") or secrets.token_bytes(KEY_BYTES)
+        self._secret_key = options.get("secret_key") or os.urandom(KEY_BYTES)
         self._public_key = nacl.bindings.crypto_scalarmult_base(self._secret_key)
-        self._nonce = options.get("nonce") or secrets.token_bytes(NONCE_BYTES)
+        self._nonce = options.get("nonce") or os.urandom(NONCE_BYTES)
         self._reader = FrameReader(HANDSHAKE_BYTES_MAX_BARE if self._bare else HANDSHAKE_BYTES_MAX)
         self._digest = hashlib.sha256()  # of the contents of messages 1 to 5, which both certificates sign
         self._out: list[bytes] = []
@@ -230,7 +230,7 @@ class ClientHandshake(_Handshake):
         **options: Unpack[HandshakeOptions],
     ) -> None:
         self._trust = trust
-        self._random_bytes = random_bytes or secrets.token_bytes(_RANDOM_BYTES)
+        self._random_bytes = random_bytes or os.urandom(_RANDOM_BYTES)
         super().__init__(identity, **options)
 
     def _run(self) -> Generator[None, bytes, Established]:

@@ -11,7 +11,6 @@ Only the last line counts; lines that start with `#` are for people.
 
 import hashlib
 import os
-import secrets
 from typing import Final
 
 import nacl.bindings
@@ -60,7 +59,7 @@ class Identity:
     @classmethod
     def generate(cls) -> "Identity":
         """Build a new key from the operating system's randomness."""
-        return cls(secrets.token_bytes(SEED_BYTES))
+        return cls(os.urandom(SEED_BYTES))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Identity":
@@ -90,7 +89,7 @@ class Identity:
         label = " ".join(name.split())  # one line, whatever the name is
         text = f"# Babelbus identity: {label}\n# fingerprint: {self.fingerprint}\n{_KEYWORD} {bytes(self._key).hex()}\n"
         # Written beside and linked: a crash leaves no half a key under the name, and a link never overwrites.
-        draft = f"{path}.{secrets.token_hex(8)}.new"
+        draft = f"{path}.{os.urandom(8).hex()}.new"
         try:
             _write_new(draft, text.encode())
             try:
