@@ -65,7 +65,7 @@ print(json.dumps(sums))
 def test_the_first_topic_loads_numpy_in_a_thread(tmp_path: Path) -> None:
     use = """
 async def use(server):
-    await server.broker.create_topic("news", settings={"engine": "memory"}, principal=PRINCIPAL)
+    await server.broker.create_topic("news", principal=PRINCIPAL)
 """
     assert run(use + SERVER, str(tmp_path / "data")) == [{}, {"in": False}]
 

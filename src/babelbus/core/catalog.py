@@ -374,7 +374,7 @@ class Catalog:
                 await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
             backend = self._backend(engine)
             if not arrays.is_loaded():  # the records of the topic need it
-                await self._loop.run_in_executor(backend.changes, arrays.load)
+                await self._run(backend.changes, arrays.load)
             logs = await self._run(backend.changes, lambda: self._store_topic(backend, name, kept))
         except BaseException:
             self._give_topic(kept.owner)

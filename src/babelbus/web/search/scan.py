@@ -3,9 +3,8 @@
 import re
 from typing import NamedTuple
 
-import numpy as np
-
-from babelbus.records.columns import I64, decode_columns, find_positions, iterate
+from babelbus.arrays import I64, np
+from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.fields import offsets_at, timestamps_at
 from babelbus.web.search.matching import Filter, Needle
 
