@@ -67,7 +67,7 @@ class _Turn:
         return False
 
     def set_result(self, published: Published) -> None:
-        """Wake the callers with the places of their records."""
+        """Return the places of the records to the callers."""
         partition = published.partition
         for number, future in enumerate(self.futures, published.base_offset):
             if not future.done():
