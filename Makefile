@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check docs man stubs clean
+.PHONY: help demo demo-data test interop torture serve bench check docs man stubs vendor-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo 'make man      write the manual pages of the command line into build/man'
 	@echo 'make docs     build the documentation into site/; open site/index.html'
 	@echo 'make stubs    make the classes of gRPC messages anew from the .proto files'
+	@echo 'make vendor-check  fetch the packages in the console anew, and compare our copies with them'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
 
 demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
@@ -79,6 +80,10 @@ docs: $(VENV)/.ready-docs
 stubs: $(VENV)/.ready-dev
 	@$(PIP) grpcio-tools
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src src/babelbus/protocols/eventmesh/stubs/*.proto
+
+# Needs npm, and nothing else of Node: the packages are fetched and not run.
+vendor-check: $(BIN)/pip
+	@$(BIN)/python tests/web/vendor_check.py
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -1,0 +1,7 @@
+// The pages of the console, in the order of the navigation. A page is loaded when it is opened: its module is
+// pages/NAME.js, and its default export is {Page}. `group` sets lines between pages, `key` is the letter after "g",
+// and `gate` marks pages that are there when the gate is on.
+
+export const PAGES = [
+  { name: "overview", title: "Overview", key: "o", group: "bus", routes: ["/"] },
+]
