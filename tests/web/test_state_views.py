@@ -60,7 +60,7 @@ def test_a_level_as_it_was(api: Api) -> None:
     past = api.json("GET", "/api/state/nodes", parent="a", as_of_offset=offset)
     assert [(node["name"], node.get("children", 0), "value" in node) for node in past["nodes"]] == [
         ("x", 0, True),
-        ("y", 1, False),
+        ("y", -1, False),
     ]
     assert past["nodes"][0]["value"]["text"] == "1"
     assert names(api.json("GET", "/api/state/nodes", as_of_offset=offset)) == ["a", "ab"]

@@ -354,19 +354,19 @@ def _child(parent: str | None, name: str) -> str:
     return name if parent is None else f"{parent}{SEPARATOR}{name}"
 
 
-def _level_of(entries: Sequence[Entry], start: int) -> tuple[dict[str, tuple[bytes, int]], dict[str, int]]:
-    """Return the values of the direct children among entries whose names begin at `start`, and how many are below each.
+def _level_of(entries: Sequence[Entry], start: int) -> tuple[dict[str, tuple[bytes, int]], dict[str, int | None]]:
+    """Return the values of the direct children among entries whose names begin at `start`, and which have children.
 
-    The number of children is 1 if there are any: of the past, more is not worth its price.
+    The number of children is 0 or `None`: to count them in the past is not worth its price.
     """
     level: dict[str, tuple[bytes, int]] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, int | None] = {}
     for key, value, version in entries:
         if len(key) < start:
             continue  # the parent
         name, separator, _ = key[start:].partition(SEPARATOR)
         if separator:
-            counts[name] = 1
+            counts[name] = None
         else:
             level[name] = value, version
             counts.setdefault(name, 0)

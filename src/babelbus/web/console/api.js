@@ -46,15 +46,15 @@ export function path(texts, ...values) {
   return texts.reduce((before, text, number) => before + encodeURIComponent(values[number - 1]) + text)
 }
 
-async function send(method, target, { query, body, signal, timeout = TIMEOUT_MS, headers } = {}) {
+async function send(method, target, { query, body, text, signal, timeout = TIMEOUT_MS, headers } = {}) {
   const timer = timeout ? AbortSignal.timeout(timeout) : null
   const signals = [signal, timer].filter(Boolean)
   let response
   try {
     response = await fetch(address(target, query), {
       method,
-      headers: { ...HEADERS, ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      headers: { ...HEADERS, ...(body === undefined && text === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
+      body: text ?? (body === undefined ? undefined : JSON.stringify(body)),
       signal: signals.length ? AbortSignal.any(signals) : undefined,
       credentials: "same-origin",
       cache: "no-store",
@@ -93,7 +93,7 @@ async function json(method, target, options) {
 export const get = (target, query, options) => json("GET", target, { query, ...options })
 /** Send a JSON body with POST; return the JSON of the answer. */
 export const post = (target, body = {}, options) => json("POST", target, { body, ...options })
-/** Send a JSON body with PUT; return the JSON of the answer. */
+/** Send a JSON body with PUT; return the JSON of the answer. The option `text` is sent as it is instead. */
 export const put = (target, body = {}, options) => json("PUT", target, { body, ...options })
 /** Send a JSON body with PATCH; return the JSON of the answer. */
 export const patch = (target, body = {}, options) => json("PATCH", target, { body, ...options })
