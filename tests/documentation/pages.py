@@ -34,6 +34,8 @@ BLOCK = re.compile(r'^( *)```(\w+)(?: title="([^"]*)")?\n(.*?)^\1```$', re.MULTI
 LISTENS = "babelbus listen"
 SERVE = re.compile(r"^(?:babelbus|make) serve\b")
 LEFT_OUT = re.compile(r"^(?:mvn |npm install|pip install|python3? -m venv|\. \S*activate|make |git clone|cd )")
+SERVERS = ("serve", "sbusd", "repair", "check")
+"""Commands that run a server, or work on the data folder of one."""
 WAIT_SECONDS = SAFETY_NET_SECONDS / 3
 PORTS = {
     "5320": "jebp",
@@ -125,8 +127,22 @@ def rename(text: str, names: dict[str, str]) -> str:
 class Reader:
     """Somebody with a folder who does what a page says."""
 
-    def __init__(self, folder: Path, python: str = sys.executable, *, seconds: float = SAFETY_NET_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        python: str = sys.executable,
+        *,
+        seconds: float = SAFETY_NET_SECONDS,
+        installed: Path | None = None,
+    ) -> None:
+        """Set up the reader's folder.
+
+        `installed` is an environment with the wheel of the client. Then commands and programs are those of the
+        environment, but for commands of servers, and the server has another folder: the reader has its address and a
+        copy of its keys.
+        """
         self.folder = folder
+        self._installed = installed
         self._seconds = seconds
         self._served: Served | None = None
         self._to_real: dict[str, str] = {}
@@ -136,15 +152,24 @@ class Reader:
         tools = folder / ".tools"
         tools.mkdir()
         command = " ".join(f"'{part}'" for part in COMMAND)
+        lines = [f'exec {command} "$@"']
+        self._environment = dict(ENVIRONMENT)
+        if installed is not None:
+            python = str(installed / "bin" / "python")
+            servers = "|".join(SERVERS)
+            lines = [
+                f"case \"$1\" in {servers}) PYTHONPATH='{ROOT / 'src'}' {lines[0]};; esac",
+                f"exec '{installed / 'bin' / 'babelbus'}' \"$@\"",
+            ]
+            self._environment.pop("PYTHONPATH", None)
         for name, line in (
-            ("babelbus", f'exec {command} "$@"'),
+            ("babelbus", "\n".join(lines)),
             ("python", f"exec '{python}' \"$@\""),
             ("babelbus-spark-python", f"exec '{sys.executable}' \"$@\""),
         ):
             (tools / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
             (tools / name).chmod(0o755)
-        self._environment = {
-            **ENVIRONMENT,
+        self._environment |= {
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "120",
             "PYTHONUNBUFFERED": "1",
@@ -204,11 +229,29 @@ class Reader:
 
     def _serve(self, options: list[str]) -> None:
         assert self._served is None, "a page has one server"
-        self._served = Served(self.folder, *options)
+        if self._installed is None:
+            self._served = Served(self.folder, *options)
+        else:
+            data = self.folder.with_name(f"{self.folder.name}-elsewhere")
+            self._served = Served(self.folder, "--data-folder", str(data), *options)
+            self._take_keys(data, self.folder / "data")
         for port, name in PORTS.items():
             real = self._served.ready["addresses"][name].rpartition(":")[2]
             self._to_real[port] = real
             self._to_default[real] = port
+
+    def _take_keys(self, given: Path, kept: Path) -> None:
+        """Copy the keys of a server that is elsewhere, let commands go there, and show the sockets of the machine."""
+        assert self._served is not None
+        (kept / "conf").mkdir(parents=True)
+        for name in ("admin_key", "admin_token"):
+            shutil.copy(given / "conf" / name, kept / "conf")
+        os.symlink(given / "run", kept / "run")
+        self._environment |= {
+            "BABELBUS_SERVER": self._served.ready["addresses"]["jebp"],
+            "BABELBUS_SERVER_FINGERPRINT": self._served.ready["server_fingerprint"],
+            "BABELBUS_IDENTITY": str(kept / "conf" / "admin_key"),
+        }
 
     def _live_subscriptions(self) -> float:
         """Return how many the server has: `babelbus listen` does not say when it hears."""

@@ -16,16 +16,18 @@ import pytest
 from packaging.requirements import Requirement
 
 import babelbus
+from tests.documentation.pages import Reader
+from tests.documentation.test_pages import PAGES
 from tests.support.bus import SAFETY_NET_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("src", "pyproject.toml", "README.md", "LICENSE")
-CLIENT_PAGES = (ROOT / "docs" / "python-client-state.md",)
-BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENVIRONMENT_BYTES_MAX = 40_000_000
 EPOCH = "1700000000"
 COMMANDS_OF_SERVERS = ("serve", "sbusd", "repair", "clients", "pipeline", "pipeline_report")
 """They run a server, or work on the data folder of one; pipelines need Spark."""
+PAGES_OF_SERVERS = {"docs/backup.md"}
+"""Pages about the data folder of a server, which clients elsewhere do not have."""
 MODULES_OF_SERVERS = ("babelbus.protocols.worterbuch.archive",)
 """Exports of Wörterbuch, which `state import` reads beside JSON lines: that says what to install."""
 
@@ -93,6 +95,7 @@ class Environment:
             copy_distribution(name, self.packages)
         command = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-deps"]
         subprocess.run([*command, "--no-index", str(wheel)], check=True)
+        subprocess.run([self.python, "-m", "compileall", "-q", str(self.packages)], check=True)
 
     def run(self, *command: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the environment in a folder, with no variable that leads to the repository."""
@@ -136,9 +139,7 @@ def test_two_builds_of_the_same_sources_are_the_same_bytes(wheels: list[Path]) -
     assert len({hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels}) == 1
 
 
-def test_the_client_and_the_command_line_need_less_than_40_mb(environment: Environment, tmp_path: Path) -> None:
-    compiled = environment.run("python", "-m", "compileall", "-q", str(environment.packages), cwd=tmp_path)
-    assert compiled.returncode == 0
+def test_the_client_and_the_command_line_need_less_than_40_mb(environment: Environment) -> None:
     files = [file for file in environment.packages.rglob("*") if file.is_file()]
     assert 10_000_000 < sum(file.stat().st_size for file in files) < ENVIRONMENT_BYTES_MAX
     installed = {file.name.partition("-")[0].lower() for file in environment.packages.glob("*.dist-info")}
@@ -172,22 +173,15 @@ with BlockingClient({addresses["jebp"]!r}, identity=Identity.load("admin_key")) 
     assert payloads == [*map(str, range(1000)), "one more"]
 
 
-@pytest.mark.parametrize("page", CLIENT_PAGES, ids=lambda page: page.stem)
-def test_every_program_of_a_page_about_the_client_prints_what_the_page_says(
-    environment: Environment, server: dict[str, Any], tmp_path: Path, page: Path
+@pytest.mark.parametrize("page", sorted(PAGES - PAGES_OF_SERVERS))
+def test_a_reader_with_the_wheel_and_a_server_elsewhere_can_do_what_the_page_says(
+    environment: Environment, tmp_path: Path, page: str
 ) -> None:
-    (tmp_path / "data" / "conf").mkdir(parents=True)
-    shutil.copy(server["admin_key"], tmp_path / "data" / "conf")
-    printed = ""
-    for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if language == "text":
-            assert printed == text
-            continue
-        (tmp_path / "program.py").write_text(text.replace("127.0.0.1:5320", server["addresses"]["jebp"]))
-        done = environment.run("python", "program.py", cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, ""), text
-        printed = done.stdout
-    assert printed
+    reader = Reader(tmp_path, installed=environment.folder)
+    try:
+        reader.follow(ROOT / page)
+    finally:
+        reader.close()
 
 
 def test_every_command_shows_its_help_without_the_packages_of_the_server(
