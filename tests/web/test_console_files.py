@@ -41,7 +41,7 @@ def test_the_copies_of_packages_are_those_that_the_list_names() -> None:
 @pytest.mark.parametrize("path", OWN, ids=name)
 def test_no_file_of_ours_names_an_outside_address(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace(NAMESPACE, "")
-    assert re.findall(r"(?:https?:|wss?:|ftp:|[\"'(]//)[^\s\"')]*", text) == []
+    assert re.findall(r"(?:\b(?:https?|wss?|ftp):|[\"'(]//)[^\s\"')]*", text) == []
 
 
 def test_the_copies_load_nothing_themselves() -> None:

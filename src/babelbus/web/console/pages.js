@@ -4,6 +4,7 @@
 
 export const PAGES = [
   { name: "overview", title: "Overview", key: "o", group: "bus", routes: ["/"] },
+  { name: "browse", title: "Browse", key: "b", group: "bus", routes: ["/browse", "/browse/:topic"] },
   { name: "state", title: "State", key: "s", group: "bus", routes: ["/state"] },
   { name: "access", title: "Access", key: "a", group: "server", routes: ["/access", "/access/:name"] },
   { name: "audit", title: "Audit", key: "u", group: "server", routes: ["/audit"] },
