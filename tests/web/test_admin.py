@@ -31,6 +31,7 @@ from babelbus.web import callers
 from babelbus.web.admin import AdminServer
 from babelbus.web.api import AdminApi
 from babelbus.web.clients import ClientLine
+from babelbus.web.history import History
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus
@@ -53,6 +54,7 @@ class FakeServer:
         self.addresses = {"jebp": "127.0.0.1:5320"}
         self.started_at = self.clock.monotonic()
         self.stopping = False
+        self.history: History | None = None
         self.reloads = 0
         self.fingerprint = "f" * 64
         self.listed: dict[str, ClientLine] = {}

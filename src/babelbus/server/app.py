@@ -47,6 +47,7 @@ from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import Note
+from babelbus.web.history import History
 from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
 from babelbus.web.sessions import KeptSessions
 from babelbus.web.token import ensure_token
@@ -100,6 +101,7 @@ class Server:
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
+        self.history: History | None = None
         self._cleanings: set[asyncio.Task[int]] = set()
         self._listed: dict[str, int] = {}
         """The list of topics, with numbers of partitions: those of clients, and those of the list that are damaged."""
@@ -133,6 +135,11 @@ class Server:
             raise
         self._cleaner = asyncio.get_running_loop().create_task(self._clean())
         self._watch.start()
+        if self.config.admin.enabled and self.config.admin.console:
+            protocols = (*SERVICES, "admin")
+            worst = self._watch.take_worst
+            self.history = History(self.broker, self.metrics, self.clock, self.folder, protocols, worst)
+            self.history.start()
         self.gate.watch()
         self._certificates.watch()
         gc.collect()
@@ -474,6 +481,8 @@ class Server:
         """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
         self.stopping = True
         self._watch.stop()
+        if self.history is not None:
+            self.history.stop()
         await self._certificates.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()

@@ -29,6 +29,7 @@ class LoopWatch:
         self._metrics = metrics
         self._log = LimitedLog(log, clock)
         self._clock = clock
+        self._worst_seconds = 0.0
         self._turned = threading.Event()
         """Set when the loop has turned since the thread last asked."""
         self._stopped = threading.Event()
@@ -62,9 +63,15 @@ class LoopWatch:
             pass
         lag = self._clock.monotonic() - asked
         self._metrics.loop_lag_seconds.observe(lag)
+        self._worst_seconds = max(self._worst_seconds, lag)
         if held:
             self._log.write(logging.WARNING, "event loop", "the event loop was held for %.2f s by %s", lag, held)
         return True
+
+    def take_worst(self) -> float:
+        """Return how late the loop was at worst since the last call, in seconds."""
+        worst, self._worst_seconds = self._worst_seconds, 0.0
+        return worst
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._identity)

@@ -16,6 +16,7 @@ from babelbus.web.copies import CopyRoutes
 from babelbus.web.dead_letters import DeadLetterRoutes
 from babelbus.web.direct import Api
 from babelbus.web.groups import GroupRoutes
+from babelbus.web.history_calls import HistoryRoutes
 from babelbus.web.live import LiveRoutes
 from babelbus.web.pipelines import PipelineRoutes, Pipelines
 from babelbus.web.records import RecordRoutes
@@ -77,6 +78,7 @@ class AdminApi:
                 *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
                 *AuditRoutes(broker).routes,
                 *ConsoleCalls(self.sessions).routes,
+                *HistoryRoutes(server).routes,
             )
         )
 

@@ -15,6 +15,7 @@ from babelbus.web.answers import answer
 from babelbus.web.callers import SERVER_SUBJECT, check_admin
 from babelbus.web.calls import Call, Route
 from babelbus.web.clients import ClientList
+from babelbus.web.history import History
 
 SLOW_FLUSH_SECONDS = 1.0
 
@@ -42,6 +43,8 @@ class Host(ClientList, Protocol):
     addresses: dict[str, str]
     started_at: float
     stopping: bool
+    history: History | None
+    """`None` where no console shows it."""
 
     async def reload(self) -> None:
         """Read the lists of clients and rights again, as on SIGHUP."""
