@@ -52,6 +52,7 @@ IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select"
 FACES = {
     "storage.disk",
     "storage.sql",
+    "storage.jetstream",
     "core.groups",
     "core.state",
     "core.transactions",
@@ -64,7 +65,7 @@ FACES = {
 
 # What knows files and databases, and who may import it: the server, the commands that work on a data folder, Spark,
 # which reads data folders, and the module of the core that opens stores.
-ENGINES = ("storage.disk", "storage.sql", "storage.files")
+ENGINES = ("storage.disk", "storage.sql", "storage.jetstream", "storage.files")
 OPENERS = ("server", "spark", "cli.repair", "core.broker", "core.catalog")
 # Others that import an engine today. The list may only become shorter: remove what is no longer true.
 ENGINE_DEBTS = {

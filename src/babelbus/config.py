@@ -30,8 +30,8 @@ __all__ = [
     "speaks_tls",
 ]
 
-Engine = Literal["disk", "memory", "db"]
-Ack = Literal["accepted", "written", "flushed"]
+Engine = Literal["disk", "memory", "db", "jetstream"]
+Ack = Literal["accepted", "written", "flushed", "replicated"]
 Cleanup = Literal["delete", "compact"]
 Connections = Annotated[
     int, of("open connections; further ones are closed at once, so descriptors are left for files", "count", ge=1)
@@ -115,17 +115,23 @@ class TopicLayout(LogLayout, frozen=True, kw_only=True):
 
     engine: Annotated[
         Engine,
-        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database"),
-    ] = "disk"
+        of("disk survives restarts, memory does not and is bounded by retention alone, db is an SQL database, "
+           "jetstream is a cluster of NATS"),
+    ] = "disk"  # fmt: skip
     ack: Annotated[
         Ack,
-        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process) "
-           "or flushed (survives loss of power)"),
+        of("a publisher is answered when its record is accepted (in memory), written (survives a killed process), "
+           "flushed (survives loss of power) or replicated (a quorum of engine jetstream has it)"),
     ] = "flushed"  # fmt: skip
     retain: Annotated[
         Literal["none", "last"],
         of("last also keeps the last event of each subject as state, whatever protocol it came from"),
     ] = "none"
+
+    def __post_init__(self) -> None:
+        """Check that the engine has the ack level."""
+        if self.ack == "replicated" and self.engine != "jetstream":
+            raise ValueError(f"ack replicated needs engine jetstream, the engine is {self.engine}")
 
 
 class TopicDefaults(TopicLayout, frozen=True, kw_only=True):
@@ -154,6 +160,34 @@ class DbSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None  # fmt: skip
+
+
+class JetstreamSettings(msgspec.Struct, frozen=True):
+    """The cluster of NATS of the topics with engine jetstream (docs/cluster.md)."""
+
+    servers: (
+        Annotated[
+            str, of("addresses with commas between: nats://HOST:PORT or tls://HOST:PORT; none is no engine jetstream")
+        ]
+        | None
+    ) = None
+    credentials_file: Annotated[str, of("credentials of a user (.creds), as nsc makes them")] | None = None
+    user: Annotated[str, of("name of a user with a password")] | None = None
+    password_file: Annotated[str, of("file with the password of jetstream.user")] | None = None
+    ca_file: Annotated[str, of("certificates in PEM of those who sign the certificates of NATS")] | None = None
+    prefix: Annotated[
+        str, of("streams are called PREFIX-0 and up, their subjects begin with PREFIX; letters, digits, _ and -")
+    ] = "bb"
+    shards: Annotated[
+        int, of("streams that the topics are spread over; can grow, never shrink", "count", ge=1, le=64)
+    ] = 8
+    replicas: Annotated[
+        int, of("servers of NATS that keep each record; 1 survives no loss of a server", "count", ge=1, le=5)
+    ] = 3
+    timeout_seconds: Annotated[
+        float,
+        of("how long a publisher waits at most while NATS does not answer: longer than an election", "seconds", gt=0),
+    ] = 15.0
 
 
 class GroupsSettings(msgspec.Struct, frozen=True):
@@ -354,7 +388,7 @@ class StateSettings(msgspec.Struct, frozen=True):
     """State: the last value of each key, kept in the topic $state (docs/state.md)."""
 
     ack: Annotated[
-        Ack,
+        Literal["accepted", "written", "flushed"],
         of("a change is answered when it is accepted (in memory), written (survives a killed process) "
            "or flushed (survives loss of power)"),
     ] = "written"  # fmt: skip
@@ -810,6 +844,7 @@ class Config(msgspec.Struct, frozen=True):
     storage: StorageSettings = StorageSettings()
     topics: TopicDefaults = TopicDefaults()
     db: DbSettings = DbSettings()
+    jetstream: JetstreamSettings = JetstreamSettings()
     groups: GroupsSettings = GroupsSettings()
     staging: StagingLimits = StagingLimits()
     jebp: JebpSettings = JebpSettings()

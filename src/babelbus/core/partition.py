@@ -32,6 +32,11 @@ class TopicClosedError(StorageError):
     """The topic was removed, or the server stops, while something waited for it."""
 
 
+def _level(settings: TopicSettings) -> Ack:
+    """Return the ack level; a store that replicates has nothing below its quorum, so a flush is that."""
+    return "flushed" if settings.ack == "replicated" else settings.ack
+
+
 class Partition:
     """A partition's log and what the broker knows of it. All calls come from the event loop.
 
@@ -58,7 +63,7 @@ class Partition:
         """Why the last append or flush failed; `None` when it did not."""
         self._append_failed = False
         """Whether the last append failed: then a flush that works does not mean that records can be stored."""
-        self._ack: Ack = settings.ack
+        self._ack = _level(settings)
         self._retention_records = settings.retention_records
         self._backend = backend
         self._volatile = backend.fit.volatile
@@ -115,7 +120,7 @@ class Partition:
         if self.pending is not None:
             self.pending()
         self._write_deferred()
-        self._ack = settings.ack
+        self._ack = _level(settings)
         self._retention_records = settings.retention_records
         self.log.configure(settings.for_log(checkpoint_bytes))
 

