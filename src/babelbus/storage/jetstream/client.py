@@ -27,8 +27,12 @@ OLDEST = (2, 12)
 """Earlier versions of NATS may accept several messages that expect one sequence (nats-server 4320)."""
 ATTEMPT_SECONDS = 1.0
 """How long the client waits before it tries the next server."""
-SAY_SECONDS = 10.0
-"""How often a start that waits for NATS says so."""
+REPLY_SECONDS = 2.0
+"""How long a reply may take; then the request is made again, because its leader may be gone."""
+PURGE_SECONDS = 60.0
+"""How long NATS may take to delete messages, or to make a stream."""
+SAY_ATTEMPTS = 10
+"""How many attempts of a start pass until it says again that it waits for NATS."""
 READ_BYTES_PENDING_MAX = 512 * 2**20
 
 T = TypeVar("T")
@@ -67,6 +71,7 @@ class Nats:
         """Called with the last parts of the reply's subject, and the acknowledgement."""
         self._inbox = ""
         self._said = ""
+        self._attempts = 0
         self.refused: NatsRefusedError | None = None
         """Why NATS takes this server no more; it tries again all the same."""
 
@@ -129,7 +134,6 @@ class Nats:
     async def _connect(self) -> None:
         """Connect; wait for a NATS server that is away."""
         options = self._options()
-        waited = 0.0
         while True:
             errors: list[BaseException] = []
             try:
@@ -137,18 +141,20 @@ class Nats:
             except NatsRefusedError:
                 raise
             except Exception as error:  # of sockets, of TLS, of the client: NATS is away
-                if waited % SAY_SECONDS < ATTEMPT_SECONDS:
-                    log.warning(
-                        "waiting for NATS at %s (jetstream.servers): %s", self._settings.servers, errors or error
-                    )
-                waited += ATTEMPT_SECONDS
-                await asyncio.sleep(ATTEMPT_SECONDS)
+                await self.wait_again(errors[-1] if errors else error)
                 continue
             self._client = client
             self._inbox = client.new_inbox()
             acks = await client.subscribe(f"{self._inbox}.*.*.*", cb=self._receive_ack)
             acks._pending_bytes_limit = 0
             return
+
+    async def wait_again(self, error: BaseException) -> None:
+        """Wait until it is time for the next attempt of a start; say now and then what the start waits for."""
+        if self._attempts % SAY_ATTEMPTS == 0:
+            log.warning("waiting for NATS at %s (jetstream.servers): %s", self._settings.servers, error)
+        self._attempts += 1
+        await asyncio.sleep(ATTEMPT_SECONDS)
 
     def _options(self) -> dict[str, Any]:
         settings = self._settings
@@ -183,8 +189,11 @@ class Nats:
         async def note(error: Exception) -> None:
             errors.append(error)
 
+        probe = Client()
         try:  # a client that may connect again does not say why it cannot the first time
-            probe = await nats.connect(**options, allow_reconnect=False, error_cb=note)
+            await probe.connect(
+                **options, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0, error_cb=note
+            )
         except nats.errors.Error as error:
             texts = " ".join(str(one) for one in (*errors, error)).lower()
             if "authorization" in texts or "authentication" in texts or "expired" in texts:
@@ -193,8 +202,10 @@ class Nats:
                     f" {error}; correct them and start again"
                 ) from error
             raise
-        version = probe.connected_server_version
-        await probe.close()
+        else:
+            version = probe.connected_server_version
+        finally:
+            await probe.close()
         if (version.major, version.minor) < OLDEST:
             raise NatsRefusedError(
                 f"NATS {version.major}.{version.minor}.{version.patch} is too old: engine jetstream needs"
@@ -240,7 +251,7 @@ class Nats:
                 if str(error) != str(self.refused):
                     log.error("%s", error)
                 self.refused = error
-                await asyncio.sleep(SAY_SECONDS)
+                await asyncio.sleep(ATTEMPT_SECONDS)
             else:
                 self.refused = None
                 return
@@ -271,13 +282,14 @@ class Nats:
     async def _receive_ack(self, message: Msg) -> None:
         self.on_ack(message.subject.rsplit(".", 3)[1:], message)
 
-    async def ask(self, subject: str, content: bytes, headers: dict[str, str] | None = None) -> Msg:
+    async def ask(
+        self, subject: str, content: bytes, headers: dict[str, str] | None = None, seconds: float = REPLY_SECONDS
+    ) -> Msg:
         """Return the reply to a request.
 
         Raises:
             NatsAwayError: no reply came.
         """
-        seconds = self._settings.timeout_seconds / 2
         try:
             return await self.client.request(subject, content, timeout=seconds, headers=headers)
         except nats.errors.NoRespondersError as error:
@@ -285,14 +297,17 @@ class Nats:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise NatsAwayError(f"NATS does not answer ({str(error) or type(error).__name__}); try again") from error
 
-    async def api(self, call: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def api(
+        self, call: str, content: dict[str, Any] | None = None, seconds: float = REPLY_SECONDS
+    ) -> dict[str, Any]:
         """Return the reply of JetStream to a call.
 
         Raises:
             ApiError: JetStream refused.
             NatsAwayError: no reply came.
         """
-        reply = await self.ask(f"$JS.API.{call}", b"" if content is None else msgspec.json.encode(content))
+        body = b"" if content is None else msgspec.json.encode(content)
+        reply = await self.ask(f"$JS.API.{call}", body, seconds=seconds)
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if "error" in answer:
             raise ApiError(answer["error"].get("err_code", 0), answer["error"].get("description", "refused"))
@@ -326,7 +341,7 @@ class Nats:
         try:
             await client.publish(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(asked), inbox)
             while True:
-                message = await replies.next_msg(timeout=self._settings.timeout_seconds / 2)
+                message = await replies.next_msg(timeout=REPLY_SECONDS)
                 headers = message.headers or {}
                 if "Status" in headers:
                     if headers["Status"] in ("204", "404"):

@@ -75,12 +75,15 @@ def decode(message: bytes, sequence: int) -> Frame | None:
     """Return the frame that a message holds, `None` if the message has no head of ours that matches its CRC."""
     if len(message) < HEAD.size or message[:4] != MAGIC:
         return None
-    _, head_crc, data_crc, kind, topic_bytes, *numbers = HEAD.unpack_from(message)
+    _, head_crc, data_crc, kind, topic_bytes, partition, epoch, base, following, before, latest = HEAD.unpack_from(
+        message
+    )
     end = HEAD.size + topic_bytes
     if crc_of(message[COVERED_FROM:end]) != head_crc:
         return None
     data = message[end:]
-    head = Head(kind, message[HEAD.size : end].decode(), *numbers, sequence)
+    topic = message[HEAD.size : end].decode()
+    head = Head(kind, topic, partition, epoch, base, following, before, latest, sequence)
     return Frame(head, data if crc_of(data) == data_crc else None, len(data))
 
 

@@ -21,7 +21,7 @@ from babelbus.records.format import PRODUCER_HEADER, read_producer, rebase
 from babelbus.records.record import Positions, RecordBatch, StoredBatch
 from babelbus.storage.contract import BadRange, LogSettings, Recovery
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
-from babelbus.storage.jetstream.client import Nats
+from babelbus.storage.jetstream.client import PURGE_SECONDS, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError, RecordTooLargeError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
 from babelbus.storage.jetstream.places import Places
@@ -243,7 +243,7 @@ class WritableLog:
         self.records.add(msgspec.structs.replace(head, epoch=message.epoch, sequence=message.sequence))
 
     def settled(self) -> None:
-        """Accept records again after a failure, behind the stored records; see `shard.Source`."""
+        """Continue behind the stored records after a failure; see `shard.Source`."""
         with self._lock:
             self._refusing = None
             self._next_offset = self._sent_offset = self.bounds.next_offset
@@ -398,7 +398,7 @@ class WritableLog:
         subject = f"{self.subject}.{suffix}" if suffix else self.subject
         try:
             self.nats.call(
-                self.nats.api(f"STREAM.PURGE.{self.shard.stream}", {"filter": subject, "seq": sequence}), self._timeout
+                self.nats.api(f"STREAM.PURGE.{self.shard.stream}", {"filter": subject, "seq": sequence}, PURGE_SECONDS)
             )
         except Exception as error:  # of NATS: what could not be deleted is deleted with the next purge
             log.warning("%s: space is given back later: %s", self.name, error)

@@ -1,9 +1,9 @@
 """One stream and its one writer: messages go out with the sequence that they must get, several at once.
 
-NATS takes a message only when the message in front of it is there. So if a message is refused or lost, all behind it are
-refused, and order, fence and idempotence are one mechanism. When an outcome is unknown, nothing is sent again before the
-stream was read: the writer takes a new epoch, a record that only one writer can store. A message of a lower epoch behind
-that record, however late it comes, counts as not there. So all in front of the record is final and can be read.
+NATS takes a message only when the message in front of it is there. So if a message is refused or lost, all behind it
+are refused, and order, fence and idempotence are one mechanism. When an outcome is unknown, nothing is sent again
+before the stream was read: the writer takes a new epoch, a record that only one writer can store. A message of a lower
+epoch behind that record, however late it comes, counts as not there. So all in front of the record is final.
 
 Everything here runs in the thread of the connection, but for what says otherwise.
 """
@@ -152,7 +152,7 @@ class Shard:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Make this server the only writer of the stream: the writer before it is refused from now on.
+        """Open the stream as its only writer: the writer before it is refused from now on.
 
         Raises:
             StorageError: the stream is not what it was, or cannot be read or written now.
@@ -191,7 +191,7 @@ class Shard:
         check_config(self.stream, info["config"], self._installation, self._identity)
 
     async def _take_epoch(self, *, opening: bool) -> None:
-        """Store the record of the next epoch.
+        """Write the record of the next epoch.
 
         Raises:
             StaleWriterError: another server has taken the stream.
@@ -258,7 +258,7 @@ class Shard:
             self.failure = self.failure or NatsAwayError("the connection to NATS is closed")
 
     def drop(self, source: Source) -> None:
-        """Give up what a partition has sent; `source.settled` is called when the outcome is known."""
+        """Drop what a partition has sent; `source.settled` is called when the outcome is known."""
         try:
             self._nats.loop.call_soon_threadsafe(self._drop, source)
         except RuntimeError:  # the connection is closed
@@ -306,7 +306,7 @@ class Shard:
             self._doubt(error if isinstance(error, StorageError) else NatsAwayError(f"NATS: {error}"))
 
     def _watch(self, message: Message) -> None:
-        """Look in a while whether a message is still on the way."""
+        """Check in a while that a message is not on the way any more."""
 
         def look() -> None:
             self._timer = None

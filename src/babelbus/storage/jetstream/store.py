@@ -1,8 +1,8 @@
 """Engine `jetstream`: topics in streams of a NATS cluster, which are the shards (docs/cluster.md).
 
-A topic lies in one shard, which its subjects tell; the checksum of its name chooses the shard of a new topic. One server
-writes all shards of a prefix. `client` is the connection, `streams` makes and checks the streams, `shard` sends, `frame`
-is the form of a message, `log` a partition, `reading` and `cleaner` the rest of the partition.
+A topic lies in one shard, which its subjects tell; the checksum of its name chooses the shard of a new topic. One
+server writes all shards of a prefix. `client` is the connection, `streams` makes and checks the streams, `shard` sends,
+`frame` is the form of a message, `log` a partition, `reading` and `cleaner` the rest of the partition.
 """
 
 import logging
@@ -10,6 +10,8 @@ import re
 import secrets
 import threading
 import zlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -20,7 +22,7 @@ from babelbus.errors import ConfigError, InvalidTopicNameError, StorageError
 from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.jetstream.cleaner import StreamLog
-from babelbus.storage.jetstream.client import ApiError, Nats
+from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError
 from babelbus.storage.jetstream.frame import Head, Kind, decode
 from babelbus.storage.jetstream.log import Room
@@ -29,6 +31,8 @@ from babelbus.storage.jetstream.shard import Message, Shard
 from babelbus.storage.jetstream.streams import prepare_streams, read_installation
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 QUEUE_BYTES_MAX = 64 * 2**20
 """Most that all partitions hold unacknowledged; beyond it publishers get a retriable error."""
@@ -98,7 +102,7 @@ class JetstreamStore:
         self.nats = Nats(settings, installation.installation, password)
         try:
             self.nats.start()
-            streams = self.nats.call(prepare_streams(self.nats, settings, note))
+            streams = self._patiently(lambda: prepare_streams(self.nats, settings, note))
             known = note.read()
             assert known is not None
             owner = secrets.token_hex(8)
@@ -112,11 +116,23 @@ class JetstreamStore:
                 int(parts[1]), int(parts[2]), message
             )
             for shard in self.shards:
-                self.nats.call(shard.open())
+                self._patiently(shard.open)
                 self._list(shard)
         except BaseException:
             self.nats.stop()
             raise
+
+    def _patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `work` gives; wait for a NATS that is away, or has no leader yet."""
+
+        async def run() -> T:
+            while True:
+                try:
+                    return await work()
+                except NatsAwayError as error:
+                    await self.nats.wait_again(error)
+
+        return self.nats.call(run())
 
     def _list(self, shard: Shard) -> None:
         """Find the topics and the unfinished removals of a shard by its subjects."""
@@ -217,7 +233,7 @@ class JetstreamStore:
         shard = self.shards[number]
         asked = {"filter": f"{shard.prefix}.{subject_token(removal.topic)}.>", "seq": removal.sequence}
         try:
-            self.nats.call(self.nats.api(f"STREAM.PURGE.{shard.stream}", asked))
+            self.nats.call(self.nats.api(f"STREAM.PURGE.{shard.stream}", asked, PURGE_SECONDS))
         except ApiError as error:
             raise NatsAwayError(f"stream {shard.stream}: {error}") from error
 

@@ -12,7 +12,7 @@ import msgspec
 
 from babelbus.config import JetstreamSettings
 from babelbus.storage.files import FileSystem
-from babelbus.storage.jetstream.client import NO_STREAM, ApiError, Nats
+from babelbus.storage.jetstream.client import NO_STREAM, PURGE_SECONDS, ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsRefusedError, StreamAlteredError
 from babelbus.storage.notes import Note
 
@@ -126,7 +126,7 @@ async def _make(
         "metadata": {OWNER: installation, IDENTITY: identity},
     }
     try:
-        await nats.api(f"STREAM.CREATE.{name}", config)
+        await nats.api(f"STREAM.CREATE.{name}", config, PURGE_SECONDS)
     except ApiError as error:
         raise NatsRefusedError(
             f"stream {name} cannot be made with {settings.replicas} replicas (jetstream.replicas): {error}"
