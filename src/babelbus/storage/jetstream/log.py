@@ -19,7 +19,7 @@ from babelbus.records.columns import find_positions
 from babelbus.records.fields import offsets_at, timestamps_at
 from babelbus.records.format import PRODUCER_HEADER, read_producer, rebase
 from babelbus.records.record import Positions, RecordBatch, StoredBatch
-from babelbus.storage.contract import BadRange, LogSettings, Recovery
+from babelbus.storage.contract import BadRange, LogSettings, Part, Recovery
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
 from babelbus.storage.jetstream.client import PURGE_SECONDS, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError, RecordTooLargeError, StreamAlteredError
@@ -158,6 +158,12 @@ class WritableLog:
     def compacted_until(self) -> int:
         """Offset up to which compaction has looked."""
         return self.bounds.compacted_until
+
+    def parts(self) -> list[Part]:
+        """Return all that is stored as one piece."""
+        bounds = self.bounds
+        newest_ms = bounds.latest_timestamp if bounds.next_offset > bounds.first_offset else -1
+        return [Part(bounds.first_offset, bounds.next_offset, bounds.size_bytes, newest_ms)]
 
     def configure(self, settings: LogSettings) -> None:
         """Replace the settings."""

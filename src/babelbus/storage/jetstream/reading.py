@@ -9,7 +9,7 @@ import numpy as np
 
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.contract import Chunk
+from babelbus.storage.contract import Chunk, Shared
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.jetstream.frame import Frame, Head, cut
 from babelbus.storage.jetstream.log import WritableLog
@@ -62,6 +62,10 @@ class ReadableLog(WritableLog):
         except CorruptRecordError:
             with self._changing:  # the cleaner may just have removed it
                 return self._read(offset, bytes_max, end_offset)
+
+    def share(self, offset: int) -> Shared | None:
+        """Return `None`: the records are in no file; see `contract.PartitionLog`."""
+        return None
 
     def _read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
         first, following = self.first_offset, self.end
