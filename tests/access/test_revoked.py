@@ -1,7 +1,9 @@
 """What a client holds when its right is taken away: it is given back at once, for others to have."""
 
 import contextlib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from babelbus.clients.jebp.errors import ClientError, LockLostError, NoRightsErr
 from babelbus.clients.worterbuch.errors import ClientError as TreeError
 from babelbus.core.access import SERVER
 from babelbus.core.request import Reply, Request
-from tests.access.drivers import Driver, Jebp, Tree
+from tests.access.drivers import Admin, AdminJebp, Driver, Jebp, Tree
 from tests.access.house import House
 from tests.support.bus import SAFETY_NET_SECONDS
 
@@ -66,6 +68,59 @@ def test_a_wait_for_a_lock_ends_with_the_right(house: House, driver: type[Driver
             house.grant("bob write-state walk/#")
             house.until(lambda: "walk/b" not in house.broker.state.locks._queues)
         wait_until_free(house, "walk/b")
+
+
+def set_value(house: House, key: str, value: bytes) -> None:
+    async def write() -> None:
+        house.broker.state.set(key, value)
+        await house.broker.state.commit("test").wait()
+
+    house.run(write)
+
+
+def test_a_watch_over_jebp_shrinks_and_grows_and_ends_with_its_last_right(house: House) -> None:
+    house.grant("alice subscribe walk/#")
+    with Jebp(house, house.alice) as alice, contextlib.closing(alice.client.state.watch("walk/#")) as watch:
+        assert {next(watch).key for _ in range(4)} == {"walk/a", "walk/b", "walk/alice", "walk/bob"}
+        house.grant("alice subscribe walk/b")
+        set_value(house, "walk/a", b"2")
+        set_value(house, "walk/b", b"2")
+        assert next(watch).key == "walk/b"
+        house.grant("alice subscribe walk/#")
+        set_value(house, "walk/a", b"3")
+        assert (change := next(watch)).key == "walk/a"
+        assert change.value == 3
+        house.grant("alice read walk/#")
+        with pytest.raises(NoRightsError):
+            next(watch)
+        with pytest.raises(NoRightsError):
+            next(alice.client.state.watch("walk/#"))
+
+
+@pytest.mark.parametrize("path", ["/api/state/watch", "/api/listen"])
+@pytest.mark.parametrize("driver", [Admin, AdminJebp])
+def test_an_answer_of_the_api_shrinks_and_ends_with_its_last_right(
+    house: House, driver: type[Admin], path: str
+) -> None:
+    def lines() -> Iterator[dict[str, Any]]:
+        """The lines that say something."""
+        return (json.loads(line) for line in answer if line != b"\n")
+
+    house.grant("alice subscribe walk/#")
+    with driver(house, house.alice) as alice:
+        answer = alice.open("GET", path, pattern="walk/#", new_only="1")
+        assert answer.readline() == b"\n"
+        house.grant("alice subscribe walk/b")
+        set_value(house, "walk/a", b"1")
+        set_value(house, "walk/b", b"2")
+        line = next(lines())
+        assert (line.get("key") or line["subject"]) == "walk/b"
+        house.grant()
+        line = next(lines())
+        assert line.keys() == {"end"}
+        assert line["end"].startswith("no right to subscribe 'walk/#'")
+        assert next(lines(), None) is None
+        assert alice.open("GET", path, pattern="walk/#").status == 403
 
 
 def ask(house: House, *subjects: str) -> list[Request[Reply]]:

@@ -455,3 +455,11 @@ def test_events_of_a_tenant_are_what_others_hear_by_the_absolute_name(house: Hou
     with Jebp(house, house.bob) as client:
         assert client.read(f"{ACME}/shared")
     house.grant("role:walkers * tenants/#")
+
+
+def test_a_name_that_begins_as_the_root_does_is_stripped_once(house: House) -> None:
+    with tenant(house, ACME, JebpCalls) as (tenancy, proof), JebpCalls(tenancy, proof) as client:
+        subscription = client.client.subscribe("#")
+        subscription.begin()
+        house.emit(f"{ACME}/{ACME}/x")
+        assert next(subscription).subject == f"{ACME}/x"

@@ -48,6 +48,8 @@ def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -
         for event in target.api().lines("/api/listen", {"pattern": pattern}, dict[str, Any]):
             if event is None:
                 continue
+            if "end" in event:
+                raise CommandError(f"the server ended the connection: {event['end']}")
             if "dropped" in event:
                 tell_dropped(event["dropped"], as_json)
                 continue

@@ -46,7 +46,8 @@ Unset = msgspec.UnsetType
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of a watch (a present value, a change, or the number of missing lines), or a stored change of a key."""
+    """A line of a watch (a present value, a change, the number of missing lines, or why the watch has ended), or a
+    stored change of a key."""
 
     offset: int | Unset = UNSET
     timestamp: int | Unset = UNSET
@@ -56,6 +57,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int = 0
     deleted: bool = False
     dropped: int = 0
+    end: str = ""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -224,6 +226,8 @@ def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, a
         for line in target.api().lines("/api/state/watch", query, Change):
             if line is None:
                 continue
+            if line.end:
+                raise CommandError(f"the server ended the watch: {line.end}")
             if line.dropped:
                 tell_dropped(line.dropped, as_json)
                 continue

@@ -223,13 +223,12 @@ class Router:
         if not guarded:
             return tuple(subscriptions)
         sources = self._sources_of(subject)
-        refused = {
-            one
-            for one in guarded
-            if not may(one.principal, Action.SUBSCRIBE, subject)
-            or not all(may_topic(one.principal, Action.SUBSCRIBE, source) for source in sources)
-        }
+        refused = {one for one in guarded if not _may_hear(one.principal, subject, sources)}
         return tuple(one for one in subscriptions if one not in refused)
+
+    def may_hear(self, principal: Identity, subject: str) -> bool:
+        """Return whether a principal may have the events of a subject, by the rights of now."""
+        return _may_hear(principal, subject, self._sources_of(subject))
 
     def route(self, events: Sequence[Event]) -> None:
         """Deliver matching events to each receiver, together and in order, except events that came `via` itself."""
@@ -251,3 +250,9 @@ class Router:
                 receiver(matching)
             except Exception:  # a receiver's bug is neither the publisher's nor the other receivers' matter
                 log.exception("a live subscription failed")
+
+
+def _may_hear(principal: Identity, subject: str, sources: Sequence[str]) -> bool:
+    return may(principal, Action.SUBSCRIBE, subject) and all(
+        may_topic(principal, Action.SUBSCRIBE, source) for source in sources
+    )

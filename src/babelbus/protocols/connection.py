@@ -3,15 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from babelbus.core.quotas import Quota, QuotaExceededError, Quotas
 from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.listening.certificates import read_peer_certificate
 from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
+from babelbus.listening.transports import is_blocked
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
-from babelbus.protocols.contract import Outbox, Session
+from babelbus.protocols.contract import LOST_RIGHT, Outbox, Session
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._outbox.on_drained = self.room
         self._outbox.room_bytes = self._room_bytes
         self._outbox.peer = self.peer
+        self._outbox.is_blocked = partial(is_blocked, transport)
         if self.place is None:
             self.place = self._door.enter(transport)
             if self.place is None:
@@ -332,9 +335,11 @@ class Connection(asyncio.Protocol):
         return self._outbox.size_bytes
 
     def access_changed(self) -> None:
-        """Check the rights of the client again."""
-        if self._session is not None:
-            self._session.access_changed()
+        """Check the rights of the client again; close at once if it may not have the bytes that wait for it."""
+        is_stuck = self._outbox.is_stuck
+        if self._session is not None and self._session.access_changed() and is_stuck:
+            self._door.note(logging.INFO, self.peer, "access", f"closing: {LOST_RIGHT}")
+            self.abort()
 
     def drain(self) -> None:
         """Read no more requests; requests that came are answered, and no request waits longer for events."""

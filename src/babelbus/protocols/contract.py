@@ -9,6 +9,7 @@ from babelbus.core.receipt import Promise
 from babelbus.listening.certificates import PeerCertificate
 from babelbus.wire.contract import Session as Session
 
+LOST_RIGHT = "it lost a right while it did not take what was sent"
 ANSWER_BYTES = 256
 """Weight of a waiting answer beside its bytes: small answers count too while a slow disk holds them back."""
 
@@ -26,6 +27,10 @@ class Sender(Protocol):
     @property
     def size_bytes(self) -> int:
         """Weight of the answers that wait."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """See `Outbox.is_stuck`."""
 
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` returns, behind all answers that were promised before."""
@@ -46,6 +51,10 @@ class Transport(Protocol):
 
 def _ignore() -> None:
     return
+
+
+def _takes_all() -> bool:
+    return False
 
 
 def _unbounded() -> int:
@@ -89,6 +98,8 @@ class Outbox:
         """Called when answers were written while it was not `holding`."""
         self.room_bytes: Callable[[], int] = _unbounded
         """Returns how long a message may become that the peer sent compressed."""
+        self.is_blocked: Callable[[], bool] = _takes_all
+        """Returns whether the peer does not take what was written."""
         self.on_sent: Callable[[int], None] | None = None
         """Called with the number of bytes of each write, if the reader has a quota."""
         self.resting = False
@@ -112,6 +123,14 @@ class Outbox:
     def waiting(self) -> int:
         """Answers that are not written yet."""
         return len(self._answers)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether bytes wait behind earlier answers, or because the peer reads too slowly.
+
+        They are one stream, encrypted perhaps: what is in them cannot be taken out again.
+        """
+        return not self.closed and (self.is_blocked() or any(not answer.left for answer in self._answers))
 
     def release(self) -> None:
         """Write what became ready."""
@@ -175,5 +194,6 @@ class Outbox:
         self.on_drained = _ignore  # else outbox and connection hold each other
         self.on_sent = None
         self.room_bytes = _unbounded
+        self.is_blocked = _takes_all
         self._answers.clear()
         self._weight = 0

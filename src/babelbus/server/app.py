@@ -256,6 +256,10 @@ class Server:
             service.access_changed()
         if self._admin is not None:
             self._admin.access_changed()
+        if self._api is not None:
+            self._api.access_changed()
+        self.broker.router.forget_all()  # routes that were found before every session had its new principal
+        self.broker.responders.access_changed()
 
     def authorise(self, fingerprint: str) -> Identity | None:
         """Return who owns a verified certificate, with its rights; `None` if nobody does."""

@@ -82,6 +82,11 @@ class AdminApi:
             )
         )
 
+    def access_changed(self) -> None:
+        """Drop what waits for readers and responders who have lost a right."""
+        self.live.access_changed()
+        self._requests.access_changed()
+
     def close(self) -> None:
         """End the live answers in good order, and the process that searches."""
         self.sessions.close()

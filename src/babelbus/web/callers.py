@@ -16,12 +16,13 @@ import msgspec
 from aiohttp import hdrs, web
 
 from babelbus.clock import Clock
-from babelbus.core.access import Action, Identity, check_may
+from babelbus.core.access import Action, Identity, check_may, has_lost
 from babelbus.core.access.gate import Gate
 from babelbus.identities.credential import Credential
 from babelbus.identities.directory import names_of
 from babelbus.identities.errors import CredentialError, TooManyProofsError
 from babelbus.identities.proofs import Proofs
+from babelbus.listening.transports import is_blocked
 from babelbus.web.calls import Call
 from babelbus.web.sessions import Session, Sessions
 
@@ -172,8 +173,11 @@ class Callers:
             holds = principal is not None and principal.credentials == caller.credentials and now_ms < caller.until_ms
             if principal is not None and principal.below != caller.identity.root:
                 holds = False
-            if not holds and request.transport is not None:
-                request.transport.abort()
+            transport = request.transport
+            if transport is not None and (
+                not holds or (has_lost(caller.identity, caller.identity) and is_blocked(transport))
+            ):
+                transport.abort()  # what waits for a caller who lost a right cannot be taken out of the answer
 
     def _session_ended(self, session: Session) -> None:
         """Close the connections of a session that has ended."""

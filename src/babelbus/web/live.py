@@ -1,7 +1,8 @@
 """Live answers of the administration endpoint: events of all protocols, and changes of the state, as JSON lines.
 
-A line {"dropped": n} stands where n lines are missing because the reader did not take what waited for it. An empty line
-says that nothing has happened for `HEARTBEAT_SECONDS`: both sides notice when the other is gone.
+A line {"dropped": n} stands where n lines are missing because the reader did not take what waited for it. A line
+{"end": why} is the last when the reader has lost the right to all of the pattern. An empty line says that nothing has
+happened for `HEARTBEAT_SECONDS`: both sides notice when the other is gone.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from babelbus.core.access import Identity
+from babelbus.core.access import AccessRefusedError, Action, Identity, Narrowing, may, overlaps, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
@@ -41,6 +42,10 @@ LATEST_KEYS_MAX = 10_000
 """Most keys whose last change waits for the next look."""
 LATEST_SECONDS_MAX = 60.0
 Stop = Callable[[], None]
+Granted = Callable[[str], bool]
+"""Returns whether a reader may have the lines of a subject."""
+Renew = Callable[[], Granted]
+"""Asks for the rights of a reader again; raises `AccessRefusedError` if nothing is granted any more."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -111,7 +116,7 @@ class LiveRoutes:
         self._bound = bound
         self._delivered = metrics.live_delivered(PROTOCOL)
         self._dropped = metrics.live_dropped_total.labels(PROTOCOL, "slow")
-        self._feeds: set[Feed] = set()
+        self._feeds: dict[Feed, Renew] = {}
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -127,13 +132,22 @@ class LiveRoutes:
         for feed in self._feeds:
             feed.close()
 
+    def access_changed(self) -> None:
+        """Drop the lines that wait for readers who may not have them any more; close feeds without any right."""
+        for feed, renew in list(self._feeds.items()):
+            try:
+                feed.keep(renew())
+            except AccessRefusedError as error:
+                feed.keep(lambda _: False)
+                feed.close(str(error))
+
     async def _listen(self, call: Call) -> Answer:
         principal = call.principal
         pattern, root = principal.absolute(read_text(call, "pattern")), principal.root
 
         def hear(feed: Feed, events: Sequence[Event]) -> None:
             shown = events if root is None else [relative_event(one, root) for one in events]
-            feed.put(partial(encode_event, one) for one in shown)
+            feed.put((one.subject, partial(encode_event, seen)) for one, seen in zip(events, shown, strict=True))
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             check_state_pattern(pattern, self._broker.state.key_bytes_max)
@@ -144,7 +158,12 @@ class LiveRoutes:
             )
             return iter(()), lambda: self._broker.unsubscribe(subscription)
 
-        return await self._follow(call, begin)
+        def renew() -> Granted:
+            if overlaps(principal, Action.SUBSCRIBE, subscription_pattern(pattern)) is Narrowing.NONE:
+                raise refusal(principal, Action.SUBSCRIBE, pattern)
+            return partial(self._broker.router.may_hear, principal)
+
+        return await self._follow(call, begin, renew)
 
     async def _watch(self, call: Call) -> Answer:
         """Answer with the present values as lines of `StateLine`, if not `new_only`, then with changes.
@@ -154,39 +173,54 @@ class LiveRoutes:
         """
         pattern, new_only = read_text(call, "pattern"), "new_only" in call.query
         bytes_max, every_ms = read_number(call, "bytes_max"), read_number(call, "every_ms", 1)
-        editor = self._editor_of(call.principal)
+        principal = call.principal
+        editor = self._editor_of(principal)
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             def put(changes: Iterable[StateChange]) -> None:
-                feed.put(partial(encode_change, one, bytes_max) for one in changes)
+                # Changes that were kept for a while may not be granted any more.
+                feed.put((one.key, partial(encode_change, one, bytes_max)) for one in changes if may_see(one.key))
 
             latest = None if every_ms is None else Latest(put, every_ms / 1000)
             entries, stop = editor.watch(pattern, put if latest is None else latest.hear)
-            return encode_entries([] if new_only else entries), stop if latest is None else partial(_stop, stop, latest)
+            # Lines are made as the reader takes them.
+            present = encode_entries(entry for entry in ([] if new_only else entries) if may_see(entry[0]))
+            return present, stop if latest is None else partial(_stop, stop, latest)
 
-        return await self._follow(call, begin)
+        def may_see(key: str) -> bool:
+            return may(principal, Action.SUBSCRIBE, principal.absolute(key))
 
-    async def _follow(self, call: Call, begin: Callable[[Feed], tuple[Iterator[bytes], Stop]]) -> Answer:
+        def renew() -> Granted:
+            editor.check_watch(pattern)
+            return may_see
+
+        return await self._follow(call, begin, renew)
+
+    async def _follow(
+        self, call: Call, begin: Callable[[Feed], tuple[Iterator[bytes], Stop]], renew: "Renew"
+    ) -> Answer:
         """Answer with the first lines, then with those of the feed, until either side ends the answer."""
         if len(self._feeds) >= FEEDS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{FEEDS_MAX} live answers are open already, which is the limit")
         feed = Feed(self._bound, self._dropped.inc)
         first, stop = begin(feed)
-        self._feeds.add(feed)
+        self._feeds[feed] = renew
         try:
             response = await call.begin_lines()
             await response.write(b"\n")  # tells the reader that the subscription has begun
             await write_lines(response, first)
-            await self._pass_on(feed, response)
+            await self._pass_on(feed, response, call.principal)
             return response
         finally:
             stop()
-            self._feeds.discard(feed)
+            del self._feeds[feed]
 
-    async def _pass_on(self, feed: Feed, response: Lines) -> None:
+    async def _pass_on(self, feed: Feed, response: Lines, principal: Identity) -> None:
         while True:
             lines, dropped = await feed.take(HEARTBEAT_SECONDS)
             if not lines and feed.closed:
+                if feed.end:
+                    await response.write(encode({"end": principal.relative_text(feed.end)}) + b"\n")
                 return
             if not lines:
                 await response.write(b"\n")

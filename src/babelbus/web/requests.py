@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import web
 
 from babelbus.clock import Clock
-from babelbus.core.access import Action, Identity, may
+from babelbus.core.access import Action, Identity, may, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.request import NoRespondersError, Question, Reply, RequestFailedError, TooManyRequestsError
 from babelbus.core.router import Subscription
@@ -39,6 +39,8 @@ from babelbus.web.record_lines import UNSET, headers_of, split_headers, text_or_
 HEARTBEAT_SECONDS = 10.0
 RESPONDERS_MAX = 256
 """Most open responders."""
+RESPONDERS_PER_PRINCIPAL_MAX = 64
+"""Most open responders of one principal, so that nobody keeps out the others; the administrator may have all."""
 WINDOW_MAX = 100
 QUESTIONS_MAX = 10_000
 QUEUE_BYTES_MAX = 64 * MIB
@@ -95,6 +97,11 @@ class _Responder:
             self.left -= 1
         self._something.set()
 
+    def give_back(self) -> list[Question]:
+        """Return and remove the questions that were not sent."""
+        lines, self._lines = self._lines, deque()
+        return [self.held.pop(number) for number, _ in lines if number in self.held]
+
     def close(self, reason: str) -> None:
         """End the answer."""
         self.end = self.end or reason
@@ -110,7 +117,7 @@ class _Responder:
             except TimeoutError:
                 return None
         if self.end:
-            return RespondLine(end=self.end)
+            return RespondLine(end=self.principal.relative_text(self.end))
         number, question = self._lines.popleft()
         content = content_of(question.payload, question.headers)
         seconds_left = max(question.deadline - clock.monotonic(), 0.0)
@@ -129,7 +136,7 @@ class _Pool:
 
     def __init__(self, broker: Broker, subject: str, group: str) -> None:
         self._broker = broker
-        self._subject = subject
+        self.subject = subject
         self._group = group
         self._responders: dict[_Responder, None] = {}
         self._waiting: deque[Question] = deque()
@@ -138,10 +145,10 @@ class _Pool:
     def join(self, responder: _Responder) -> None:
         """Add a responder."""
         responder.membership = self._broker.responders.add(
-            exactly(self._subject), self._ask, self._group, responder.principal
+            exactly(self.subject), self._ask, self._group, responder.principal
         )
         self._responders[responder] = None
-        self._dispatch()
+        self.dispatch()
 
     def leave(self, responder: _Responder) -> bool:
         """Remove a responder, and hand its questions to others; return whether the pool is empty."""
@@ -149,14 +156,24 @@ class _Pool:
         self._waiting.extendleft(reversed(responder.held.values()))
         self._size_bytes += sum(map(_size_of, responder.held.values()))
         responder.held.clear()
-        self._dispatch()
+        self.dispatch()
         return not self._responders
 
     def settle(self, responder: _Responder, number: int) -> Question | None:
         """Return the question of a number, `None` if the responder does not hold it; another one may come."""
         question = responder.held.pop(number, None)
-        self._dispatch()
+        self.dispatch()
         return question
+
+    def access_changed(self, responder: _Responder) -> bool:
+        """Send questions that were not sent yet to others if a responder has lost the right; return whether it has."""
+        if may(responder.principal, Action.SUBSCRIBE, self.subject):
+            return False
+        self._retire(responder)
+        back = responder.give_back()
+        self._waiting.extendleft(reversed(back))
+        self._size_bytes += sum(map(_size_of, back))
+        return True
 
     def _retire(self, responder: _Responder) -> None:
         """Remove a responder from those that get questions."""
@@ -167,17 +184,18 @@ class _Pool:
 
     def _ask(self, question: Question) -> None:
         if len(self._waiting) >= QUESTIONS_MAX or self._size_bytes >= QUEUE_BYTES_MAX:
-            text = f"{len(self._waiting)} requests wait for the responders of {self._subject!r}, no more are taken"
+            text = f"{len(self._waiting)} requests wait for the responders of {self.subject!r}, no more are taken"
             self._broker.refuse(question.key, TooManyRequestsError(text))
             return
         self._waiting.append(question)
         self._size_bytes += _size_of(question)
-        self._dispatch()
+        self.dispatch()
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
+        """Send the questions that wait to responders who may have them; without any, the requesters are told."""
         waits = self._broker.responders.requests.waits
         while self._waiting:
-            granted = [one for one in self._responders if may(one.principal, Action.SUBSCRIBE, self._subject)]
+            granted = [one for one in self._responders if may(one.principal, Action.SUBSCRIBE, self.subject)]
             free = [one for one in granted if len(one.held) < one.window]
             if granted and not free:
                 return
@@ -186,7 +204,7 @@ class _Pool:
             if not waits(question.key):  # the time is over, or another group was faster
                 continue
             if not free:
-                self._broker.refuse(question.key, NoRespondersError(f"the responders of {self._subject!r} have gone"))
+                self._broker.refuse(question.key, NoRespondersError(f"the responders of {self.subject!r} have gone"))
                 continue
             responder = min(free, key=lambda one: len(one.held))
             responder.deliver(question)
@@ -217,6 +235,14 @@ class RequestRoutes:
             ("GET", "/api/respond", self._respond),
             ("POST", "/api/responders/{id}/reply", self._reply),
         )
+
+    def access_changed(self) -> None:
+        """End the answers of responders who have lost the right; their questions go to others, or are refused."""
+        for responder, pool in list(self._responders.values()):
+            if pool.access_changed(responder):
+                responder.close(str(refusal(responder.principal, Action.SUBSCRIBE, pool.subject)))
+        for pool in list(self._pools.values()):
+            pool.dispatch()
 
     def close(self) -> None:
         """Close all answers of responders in good order."""
@@ -251,6 +277,11 @@ class RequestRoutes:
         self._check_size(subject)
         if len(self._responders) >= RESPONDERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{RESPONDERS_MAX} responders are open already, which is the limit")
+        if principal.rights is not None:
+            count = sum(one.principal.name == principal.name for one, _ in self._responders.values())
+            if count >= RESPONDERS_PER_PRINCIPAL_MAX:
+                text = f"{count} responders of {principal.name!r} are open already, which is the limit"
+                raise web.HTTPServiceUnavailable(text=text)
         pool = self._pools.setdefault((subject, group), _Pool(self._broker, subject, group))
         responder, name = _Responder(window, count_max, principal), secrets.token_hex(16)
         self._responders[name] = responder, pool

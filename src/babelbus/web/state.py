@@ -1,6 +1,6 @@
 """The state over the administration endpoint: values now and as they were, changes, and the tree as JSON lines."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from aiohttp import web
@@ -166,7 +166,7 @@ async def _stream(call: Call, entries: Sequence[Entry]) -> Answer:
     return response
 
 
-def encode_entries(entries: Sequence[Entry]) -> Iterator[bytes]:
+def encode_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
     """Return a line for each entry."""
     for entry in entries:
         yield encode(line_of(entry))

@@ -78,9 +78,12 @@ class Session(Protocol):
         """Resume deliveries: the outbox may have room again."""
         return
 
-    def access_changed(self) -> None:
-        """Check the rights of the client again: the lists of clients changed."""
-        return
+    def access_changed(self) -> bool:
+        """Check the rights of the client again: the table of access changed.
+
+        Returns whether the client may hear or read less than before: what it does not take is not for it any more.
+        """
+        return False
 
     def end_waits(self) -> None:
         """Answer requests that wait for events with what there is: the server stops."""

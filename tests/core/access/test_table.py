@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from babelbus.config import QuotaSettings
 from babelbus.core.access import (
     ANONYMOUS,
     Action,
@@ -57,6 +59,46 @@ def test_rights_that_a_session_holds_follow_the_table() -> None:
     assert not rights.may(Action.PUBLISH, "plant/alice/x")
     change(made, remove=[ALICE])
     assert not rights.may(Action.PUBLISH, "y")
+
+
+SUBSCRIBE, DENIED = Row("role:sensors", "subscribe", "a/#"), Row("*", "read", "b", Effect.DENY)
+
+
+@pytest.mark.parametrize(
+    ("put", "remove", "is_lost"),
+    [
+        ([Row("alice", "*", "#")], [], False),
+        ([DENIED], [], True),
+        ([Row("alice", "publish", "#", Effect.DENY)], [], False),
+        ([Row("bob", "subscribe", "#", Effect.DENY)], [], False),
+        ([], [SUBSCRIBE], True),
+        ([], [PUBLISH], False),
+        ([], [ALICE], True),
+        ([msgspec.structs.replace(ALICE, roles=())], [], True),
+        ([msgspec.structs.replace(ALICE, root="tenants/alice")], [], True),
+        ([msgspec.structs.replace(ALICE, quotas=QuotaSettings(connections=1))], [], False),
+    ],
+)
+def test_rights_say_whether_a_change_took_something_that_a_client_is_sent(
+    put: list[Entry], remove: list[Entry], is_lost: bool
+) -> None:
+    made = table(ALICE, PUBLISH, SUBSCRIBE)
+    rights = made.rights("alice")
+
+    def has_lost() -> bool:
+        """Return whether the last step took something, and forget it."""
+        is_lost = rights.lost
+        made.forget_losses()
+        return is_lost
+
+    assert not has_lost()
+    change(made, put, remove)
+    assert has_lost() is is_lost
+    listed = Row("*", "subscribe", "c", Effect.DENY)
+    made.import_entries("file", [listed])
+    assert has_lost()
+    made.import_entries("file", [listed])
+    assert not has_lost()
 
 
 def test_rows_that_do_not_concern_a_principal_leave_its_answers_alone() -> None:

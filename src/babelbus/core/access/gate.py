@@ -361,6 +361,7 @@ class Gate:
         self._find_next_expiry()
         for listener in self.on_changed:
             listener()
+        self.table.forget_losses()
 
     async def close(self) -> None:
         """Write what the audit has folded."""

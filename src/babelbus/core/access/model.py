@@ -127,6 +127,8 @@ class Granted(Protocol):
 
     id: str
     """The id of the principal."""
+    lost: bool
+    """Whether the change of the table that is being told took away a right to hear or to read."""
 
     def may(self, action: Action, subject: str) -> bool:
         """Return whether the action is granted on a subject."""

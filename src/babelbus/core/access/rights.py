@@ -146,7 +146,8 @@ class Rights:
     """The rights of one principal, a live object; `version` rises when the rows behind it change."""
 
     __slots__ = (
-        *("__weakref__", "_answers", "_inside", "_refused", "_root", "_sets", "_topics", "id", "name", "version"),
+        *("__weakref__", "_answers", "_inside", "_refused", "_root", "_sets", "_topics", "id", "lost", "name"),
+        "version",
     )
 
     def __init__(
@@ -155,6 +156,8 @@ class Rights:
         self.name = name
         self.id = ""
         """The id of the principal; see `Principal.id`."""
+        self.lost = False
+        """Whether the change of the table that is being told took away a right to hear or to read."""
         self._refused = refused
         self.version = 0
         self._answers: dict[Action, dict[str, bool]] = {action: {} for action in Action}
@@ -301,6 +304,14 @@ def overlaps(principal: Identity, action: Action, pattern: Pattern) -> Narrowing
     """Return how much of a pattern is granted to a principal."""
     rights = principal.rights
     return Narrowing.WHOLE if rights is None else rights.overlaps(action, pattern)
+
+
+def has_lost(before: Identity, now: Identity) -> bool:
+    """Return whether a client may hear or read less since the change of the table that is being told.
+
+    The bytes that wait for the client may hold what it may not have any more.
+    """
+    return now.rights is not None and (now.rights is not before.rights or now.rights.lost)
 
 
 def check_subscription(principal: Identity, pattern: Pattern, text: str, *, whole: bool) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from babelbus.config import QuotaSettings
 from babelbus.core.access.model import (
     ANONYMOUS,
+    ANY_ACTION,
     EVERYBODY,
     NAME_PLACE,
     ROLE_PREFIX,
@@ -30,6 +31,10 @@ from babelbus.core.access.root import Root
 from babelbus.core.access.table_file import FILE_ID, FileIds
 from babelbus.identities.credential import Place, places_of
 
+HEARING: Final = frozenset(
+    (ANY_ACTION, *(action.value for action in (Action.SUBSCRIBE, Action.READ, Action.CONSUME, Action.ADMIN)))
+)
+"""Actions by which a client is sent something."""
 ADMIN_ROLE: Final = "admin"
 CLIENT_ROLE: Final = "client"
 
@@ -252,6 +257,7 @@ class Table:
     def apply(self, edits: Iterable[Edit]) -> None:
         """Add and remove what edits say that `check` has seen; rights that sessions hold change with them."""
         touched: set[str] = set()
+        losers: set[str] = set()
         people = False
         for id_, entry in edits:
             before = self.entries.pop(id_, None)
@@ -260,27 +266,38 @@ class Table:
             if isinstance(before, Row) and before != entry and not self._is_imported(before):
                 self._set_of(before.who).discard(before)
                 touched.add(before.who)
+                losers |= _losers(before, Effect.ALLOW)
             if isinstance(entry, Row):
                 self._set_of(entry.who).add(entry)
                 touched.add(entry.who)
+                losers |= _losers(entry, Effect.DENY)
             people |= isinstance(before, Principal) or isinstance(entry, Principal)
         if people:
-            self._find_principals()
-        self._refresh(None if people else touched)
+            losers |= self._find_principals()
+        self._refresh(None if people else touched, losers)
 
     def import_entries(self, origin: str, entries: Iterable[Entry]) -> None:
         """Replace the entries that come from one origin."""
         before, after = self._imported.get(origin, ()), tuple(entries)
         self._imported[origin] = after
+        losers: set[str] = set()
         kept = {entry for entry in self.entries.values() if isinstance(entry, Row)}
         for entry in before:
             if isinstance(entry, Row) and entry not in kept and not self._is_imported(entry):
                 self._set_of(entry.who).discard(entry)
+                losers |= _losers(entry, Effect.ALLOW)
         for entry in after:
             if isinstance(entry, Row):
                 self._set_of(entry.who).add(entry)
-        self._find_principals()
-        self._refresh(None)
+                if entry not in before:
+                    losers |= _losers(entry, Effect.DENY)
+        losers |= self._find_principals()
+        self._refresh(None, losers)
+
+    def forget_losses(self) -> None:
+        """End the change: everybody who has lost a right has been told."""
+        for rights in self._rights.values():
+            rights.lost = False
 
     def _is_denied(self, row: Row) -> bool:
         """Return whether rows of the same principal, role or of everybody deny all that a row allows."""
@@ -299,8 +316,12 @@ class Table:
             rows = self._sets[who] = RowSet()
         return rows
 
-    def _find_principals(self) -> None:
-        """Find the principals: those of the table first, imported ones where the name is free."""
+    def _find_principals(self) -> set[str]:
+        """Find the principals: those of the table first, imported ones where the name is free.
+
+        Returns the names of principals whose roles or root have changed, so that they may have lost a right.
+        """
+        before = self._principals
         self._principals = {}
         self._owners = {}
         mine = [(entry, KEPT) for entry in self.entries.values()]
@@ -310,6 +331,7 @@ class Table:
                 for one in entry.credentials:
                     for place in places_of(one):
                         self._owners.setdefault(place, entry.name)
+        return {name for name, (one, _) in before.items() if _standing(self.principal(name)) != _standing(one)}
 
     def _sets_of(self, name: str) -> list[RowSet]:
         principal = self.principal(name)
@@ -322,19 +344,34 @@ class Table:
         principal = self.principal(name)
         return principal.id if principal is not None and principal.id is not msgspec.UNSET else ""
 
-    def _refresh(self, touched: set[str] | None) -> None:
-        """Replace what is inside the rights of the principals whose rows have changed; `None` is all."""
+    def _refresh(self, touched: set[str] | None, losers: set[str]) -> None:
+        """Replace what is inside the rights of the principals whose rows have changed; `None` is all.
+
+        Principals and roles among the `losers` have lost a right to hear or to read.
+        """
         everybody = touched is None or EVERYBODY in touched
         for name, rights in list(self._rights.items()):
             principal = self.principal(name)
             roles = () if principal is None else principal.roles
-            if everybody or touched is None or not touched.isdisjoint((name, *(ROLE_PREFIX + role for role in roles))):
+            names = (name, *(ROLE_PREFIX + role for role in roles))
+            if everybody or touched is None or not touched.isdisjoint(names):
                 rights.replace(self._sets_of(name), self.root(name))
                 rights.id = self._id_of(name)
+                rights.lost |= EVERYBODY in losers or not losers.isdisjoint(names)
 
 
 def _text(row: Row) -> str:
     return f"{row.effect.value} {row.who} {row.action} {row.pattern}"
+
+
+def _losers(row: Row, effect: Effect) -> set[str]:
+    """Return whom a row of this effect concerns, if it is about what clients are sent."""
+    return {row.who} if row.effect is effect and row.action in HEARING else set()
+
+
+def _standing(principal: Principal | None) -> tuple[object, ...]:
+    """Return what decides on the rights of a principal, beside its rows."""
+    return () if principal is None else (principal.id, frozenset(principal.roles), principal.root)
 
 
 def edits_for(put: Iterable[Entry] = (), remove: Iterable[Entry] = ()) -> list[Edit]:

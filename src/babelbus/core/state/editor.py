@@ -297,6 +297,10 @@ class StateEditor:
         watch = state.watch(elements, receive)
         return state.entries(elements), lambda: state.end_watch(watch)
 
+    def check_watch(self, pattern: str) -> None:
+        """Check that something of a pattern may be seen by the rights of now. Raises: AccessRefusedError."""
+        self._state.check_watch(self.read_pattern(pattern))
+
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check_key(self, key: str) -> None:

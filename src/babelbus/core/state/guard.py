@@ -157,9 +157,13 @@ class GuardedState(_Guard):
                 testaments[owner] = Testament(goods, will, testament.principal)
         return testaments
 
+    def check_watch(self, pattern: KeyPattern) -> None:
+        """Check that something of a pattern may be seen."""
+        self._check_pattern(Action.SUBSCRIBE, pattern)
+
     def watch(self, pattern: KeyPattern, receive: Receive) -> Watch:
         """Call `receive` with what may be seen of a pattern; see `State.watch`."""
-        self._check_pattern(Action.SUBSCRIBE, pattern)
+        self.check_watch(pattern)
         return self._state.watch(pattern, receive, self.may_see)
 
     def end_watch(self, watch: Watch) -> None:

@@ -151,6 +151,10 @@ class RootedStateEditor(StateEditor):
         entries, stop = super().watch(self._root.absolute(pattern), hear)
         return self._shown(entries), stop
 
+    def check_watch(self, pattern: str) -> None:
+        """Check that something of a pattern may be seen by the rights of now. Raises: AccessRefusedError."""
+        super().check_watch(self._root.absolute(pattern))
+
 
 def editor_for(
     principal: Identity,

@@ -157,6 +157,9 @@ class State:
         """Return whether a value may be seen: always; see `GuardedState`."""
         return True
 
+    def check_watch(self, pattern: KeyPattern) -> None:
+        """Return at once: everything may be seen; see `GuardedState`."""
+
     def find(self, key: str) -> bytes | None:
         """Return a value, `None` if the key has no value."""
         entry = self._values.get(key)

@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import ssl
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from babelbus.clock import Clock
 from babelbus.core.receipt import Promise
 from babelbus.errors import BabelbusError, ConfigError
+from babelbus.listening.transports import is_blocked
 from babelbus.wire.http import HttpError, Response, ResponseDecoder, encode_fields
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ WAITING_MAX = 10_000
 """Calls that wait for a connection to one origin."""
 ANSWER_BYTES_MAX = 2**20
 STOPPING = "the server stops"
+NOT_GRANTED = "its principal may not have the message any more"
 PORTS = {"http": 80, "https": 443}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -48,10 +50,14 @@ class TargetRefusedError(CallError):
     retriable = False
 
 
+def _anybody() -> bool:
+    return True
+
+
 class Call(Promise):
     """One call; `response` is there when it is done without an error."""
 
-    __slots__ = ("data", "deadline", "method", "repeated", "response")
+    __slots__ = ("data", "deadline", "is_granted", "method", "repeated", "response")
 
     def __init__(self, method: str = "", data: bytes = b"") -> None:
         super().__init__()
@@ -60,6 +66,8 @@ class Call(Promise):
         self.deadline = 0.0
         self.repeated = False
         self.response: Response | None = None
+        self.is_granted: Callable[[], bool] = _anybody
+        """Returns whether the webhook may have the message still: a call that waits is not made otherwise."""
 
 
 class Allowed:
@@ -145,6 +153,11 @@ class _Connection(asyncio.Protocol):
         """Whether no call can be made any more."""
         return bool(self._transport.is_closing())
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the peer does not take a call that it may not have any more."""
+        return self.call is not None and not self.call.is_granted() and is_blocked(self._transport)
+
     def send(self, call: Call, now: float) -> None:
         """Begin a call."""
         call.deadline = now + CALL_SECONDS
@@ -222,8 +235,8 @@ class _Pool:
     def start(self) -> None:
         """Send the calls that wait over idle connections, and open further connections."""
         now = self._owner.clock.monotonic()
-        while self.waiting and self._idle:
-            self._idle.pop().send(self.waiting.popleft(), now)
+        while self._idle and (call := self._next()) is not None:
+            self._idle.pop().send(call, now)
         while len(self.waiting) > self.opening and len(self.connections) + self.opening < CONNECTIONS_MAX:
             self.opening += 1
             self._owner.spawn(self._open())
@@ -231,11 +244,27 @@ class _Pool:
     def free(self, connection: _Connection) -> None:
         """Handle a connection whose call is answered."""
         now = self._owner.clock.monotonic()
-        if self.waiting:
-            connection.send(self.waiting.popleft(), now)
+        call = self._next()
+        if call is not None:
+            connection.send(call, now)
         else:
             connection.idle_since = now
             self._idle.append(connection)
+
+    def _next(self) -> Call | None:
+        """Return and remove the first call that waits; calls that are not granted any more fail."""
+        while self.waiting:
+            call = self.waiting.popleft()
+            if call.is_granted():
+                return call
+            call.resolve(CallError(NOT_GRANTED))
+        return None
+
+    def access_changed(self) -> None:
+        """End the calls that the peer does not take and may not have any more."""
+        for connection in list(self.connections):
+            if connection.is_lost:
+                connection.fail(CallError(NOT_GRANTED))
 
     def lost(self, connection: _Connection, call: Call | None) -> None:
         """Remove a connection; `call` is to be made again over another connection."""
@@ -313,7 +342,14 @@ class Calls:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def call(self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b"") -> Call:
+    def call(
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes = b"",
+        is_granted: Callable[[], bool] = _anybody,
+    ) -> Call:
         """Call a URL; every failure is the error of the call."""
         try:
             origin = Origin(url)
@@ -327,6 +363,7 @@ class Calls:
         fields = encode_fields([("host", origin.authority), *headers])
         head = f"{method} {origin.target} HTTP/1.1\r\n{fields}content-length: {len(body)}\r\n\r\n"
         call = Call(method, head.encode("latin-1") + body)
+        call.is_granted = is_granted
         pool.add(call)
         return call
 
@@ -335,6 +372,11 @@ class Calls:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def access_changed(self) -> None:
+        """End the calls that webhooks do not take and may not have any more."""
+        for pool in list(self._pools.values()):
+            pool.access_changed()
 
     def tick(self) -> None:
         """End calls whose time is over; called about once a second."""

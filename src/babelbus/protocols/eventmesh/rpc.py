@@ -16,18 +16,19 @@ from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols import contract
-from babelbus.protocols.contract import Outbox
+from babelbus.protocols.contract import LOST_RIGHT, Outbox
 from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.dialects import RefusedError
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.methods import Method, Methods
-from babelbus.protocols.eventmesh.streams import Stream
+from babelbus.protocols.eventmesh.streams import Standing, Stream
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.wire import http2
 from babelbus.wire.http2 import Asked, Began, CallLimit, Calls, Came, Cancelled, Http2Error
 
 log = logging.getLogger(__name__)
 
+PROOF_IS_OVER = "the credentials do not hold any more"
 PING_SECONDS = 20.0
 """A silent client that does not answer a ping for so long is closed."""
 
@@ -208,17 +209,23 @@ class RpcSession(contract.Session):
     def _identify(self, given: Given) -> Caller | Work[Caller]:
         return self._server.hub.callers.identify(given, self._address, self._outbox.peer_certificate)
 
-    def access_changed(self) -> None:
-        """Check again who made the streams, and what they may be sent."""
+    def access_changed(self) -> bool:
+        """Check again who made the streams, and what they may be sent; return whether that is less than before."""
         callers, certificate = self._server.hub.callers, self._outbox.peer_certificate
+        is_less = False
         for stream, found in list(self.streams.items()):
-            if not found.access_changed(lambda caller: callers.renew(caller, self._address, certificate)):
-                self._lose(stream)
+            standing = found.access_changed(lambda caller: callers.renew(caller, self._address, certificate))
+            is_less |= standing is not Standing.SAME
+            if standing is Standing.GONE:
+                self._lose(stream, PROOF_IS_OVER)
+            elif standing is Standing.LESS and self._calls.answers.waits(stream):  # half of a message is sent
+                self._lose(stream, LOST_RIGHT)
         self._caller = None
+        return is_less
 
-    def _lose(self, stream: int) -> None:
-        """End a stream: what its client has proved does not hold any more."""
-        self._calls.fail(stream, http2.PERMISSION_DENIED, "the credentials do not hold any more")
+    def _lose(self, stream: int, reason: str) -> None:
+        """End a stream whose client has lost a right; what waits for its window is not sent."""
+        self._calls.abort(stream, http2.PERMISSION_DENIED, reason)
         self._drop(stream)
         self._schedule()
 
@@ -394,7 +401,7 @@ class RpcSession(contract.Session):
     def tick(self) -> None:
         """Send a ping to a silent client; close one that does not answer."""
         for stream in [stream for stream, found in self.streams.items() if found.proof_is_over]:
-            self._lose(stream)
+            self._lose(stream, PROOF_IS_OVER)
         now = self._clock.monotonic()
         if self._pinged_at is not None:
             if now - self._pinged_at > PING_SECONDS:

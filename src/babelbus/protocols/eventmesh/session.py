@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from babelbus.core.access import Identity
+from babelbus.core.access import Identity, has_lost
 from babelbus.core.groups import Delivery, Holder, Member
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
@@ -516,15 +516,15 @@ class Session(contract.Session):
         header = b'{"cmd":"%b","command":"%b","code":0,"desc":%b}' % (name, name, _encode(reason))
         self._send(encode_frame(self._surplus, header))
 
-    def access_changed(self) -> None:
-        """Check again who the client is, and what it may be sent."""
+    def access_changed(self) -> bool:
+        """Check again who the client is, and what it may be sent; return whether that is less than before."""
         before = self._caller
         if before is None or before.principal is LOST:
-            return
+            return False
         caller = self._hub.callers.renew(before, self._address, self._outbox.peer_certificate)
         if caller is None:
             self._lose()
-            return
+            return True
         self._caller = caller
         for topic, subscribed in list(self._subscribed.items()):
             if subscribed.caller.principal.rights is caller.principal.rights:
@@ -534,6 +534,7 @@ class Session(contract.Session):
             if is_lost:
                 del self._subscribed[topic]
                 self._end(subscribed)
+        return has_lost(before.principal, caller.principal)
 
     def _begin_again(self, subscribed: Subscribed, caller: Caller) -> bool:
         """Update for whom a subscription is; return whether the principal may have it."""

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,16 @@ WAITING_BYTES_MAX = 4 * 2**20
 
 Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Delivery | None]
 """A delivery that waits for its stream: topic, payload, headers, further properties, and whom to tell it is written."""
+
+
+class Standing(Enum):
+    """The standing of a stream after a change of the table."""
+
+    SAME = "same"
+    LESS = "less"
+    """A topic is not for the client any more."""
+    GONE = "gone"
+    """The client must prove again who it is."""
 
 
 class Stream:
@@ -185,12 +196,13 @@ class Stream:
             subscribed = self.subscribed[key] = Subscribed(item, caller, self._address)
             subscribed.begin(self._hub, wanted.group, self._deliver, self._broadcast, self._ask)
 
-    def access_changed(self, renew: Callable[[Caller], Caller | None]) -> bool:
-        """Check again who the client is, and what it may be sent; return whether the stream goes on."""
+    def access_changed(self, renew: Callable[[Caller], Caller | None]) -> Standing:
+        """Check again who the client is, and what it may be sent; return what has become of it."""
+        standing = Standing.SAME
         for (group, topic), subscribed in list(self.subscribed.items()):
             caller = renew(subscribed.caller)
             if caller is None:
-                return False
+                return Standing.GONE
             is_new = subscribed.caller.principal.rights is not caller.principal.rights
             subscribed.caller = caller
             if self._caller is not None or self._hub.callers.enforcing:
@@ -203,8 +215,17 @@ class Stream:
             except BabelbusError:
                 is_lost = True
             if is_lost:
+                standing = Standing.LESS
+                member = subscribed.member
                 self.unsubscribe(group, [topic])
-        return True
+                self._forget(topic, member)
+        return standing
+
+    def _forget(self, topic: str, member: Member | None) -> None:
+        """Drop what waits of a topic for a client that may not have it any more; the group has it again."""
+        kept = deque(one for one in self.waiting if one[0] != topic or one[4] is not member)
+        self._group_bytes -= sum(len(one[1] or b"") for one in self.waiting if one[4] is member is not None)
+        self.waiting = kept
 
     @property
     def proof_is_over(self) -> bool:

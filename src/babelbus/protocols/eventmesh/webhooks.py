@@ -23,7 +23,15 @@ from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.calls import CONNECTIONS_MAX, STOPPING, Call, Calls, Origin, TargetRefusedError
+from babelbus.protocols.eventmesh.calls import (
+    CONNECTIONS_MAX,
+    NOT_GRANTED,
+    STOPPING,
+    Call,
+    Calls,
+    Origin,
+    TargetRefusedError,
+)
 from babelbus.protocols.eventmesh.hub import Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import encode_content
@@ -160,6 +168,9 @@ class _Webhook:
             return may(principal, Action.SUBSCRIBE, self.topic)
         return may_topic(principal, Action.CONSUME, self.topic)
 
+    def _is_granted(self, *, is_live: bool) -> bool:
+        return not self._owner.hub.callers.enforcing or self.may_push(is_live=is_live)
+
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         member = self.member
         assert member is not None
@@ -219,8 +230,8 @@ class _Webhook:
     ) -> None:
         """Call one webhook after the other until one takes the message; `done` gets the reason if none does."""
         urls = self._urls
-        if self._owner.hub.callers.enforcing and not self.may_push(is_live=is_live):
-            done("its principal may not have the message any more")
+        if not self._is_granted(is_live=is_live):
+            done(NOT_GRANTED)
             return
         if not url and not urls:
             done("no webhook is subscribed any more")
@@ -228,7 +239,8 @@ class _Webhook:
         self._next += 1
         chosen = url or urls[self._next % len(urls)]
         fields, form = push
-        call = self._owner.call("POST", chosen, [*self._owner.head(self._code), *fields.items()], form)
+        is_granted = partial(self._is_granted, is_live=is_live)
+        call = self._owner.call("POST", chosen, [*self._owner.head(self._code), *fields.items()], form, is_granted)
 
         def answered(call: Promise) -> None:
             assert isinstance(call, Call)
@@ -407,6 +419,7 @@ class Webhooks:
         for webhook in self._webhooks.values():
             if webhook.access_changed():
                 self._update(webhook)
+        self._calls.access_changed()
 
     def _update(self, webhook: _Webhook) -> None:
         try:
@@ -443,9 +456,16 @@ class Webhooks:
         return [("content-type", "application/x-www-form-urlencoded; charset=UTF-8"), ("code", code),
                 ("language", "PYTHON"), ("version", "1.0"), *self.cluster.items()]  # fmt: skip
 
-    def call(self, method: str, url: str, headers: Sequence[tuple[str, str]], body: bytes = b"") -> Call:
-        """Call a webhook."""
-        return self._calls.call(method, url, headers, body)
+    def call(
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes = b"",
+        is_granted: Callable[[], bool] = lambda: True,
+    ) -> Call:
+        """Call a webhook, when its turn comes and if the call is granted then."""
+        return self._calls.call(method, url, headers, body, is_granted)
 
     def acknowledge(self, member: Member, delivery: Delivery) -> None:
         """Acknowledge a delivery, together with what else this turn brings."""

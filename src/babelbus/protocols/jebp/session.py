@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from babelbus.config import JebpSettings
-from babelbus.core.access import NOBODY, AccessRefusedError, Action, Narrowing, overlaps
+from babelbus.core.access import NOBODY, AccessRefusedError, Action, Narrowing, has_lost, overlaps
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
@@ -204,8 +204,11 @@ class Session(contract.Session):
             self._decoder.fail(error)
         raise error
 
-    def access_changed(self) -> None:
-        """Find the client again after the lists of clients changed; close if it is not in them any more."""
+    def access_changed(self) -> bool:
+        """Find the client again after the lists of clients changed; close if it is not in them any more.
+
+        Returns whether the client may hear or read less than before.
+        """
         before = self._client
         if before is not None:
             self._client = self._authorise(self._fingerprint)
@@ -219,6 +222,7 @@ class Session(contract.Session):
             self._subscription.client = self._client or NOBODY
             if self._calls is not None:
                 self._calls.access_changed(self._client or NOBODY)
+        return before is not None and has_lost(before, self._client or NOBODY)
 
     def resume(self) -> None:
         """Continue with the requests that were put off while the outbox was full."""

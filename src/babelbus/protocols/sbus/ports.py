@@ -1,5 +1,6 @@
 """The connection as its session sees it: a way to send that never blocks, and a way to stop its own client."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from babelbus.core.flow_policy import Flow
@@ -28,6 +29,9 @@ class Port(Protocol):
 
     def reply(self, packet: bytes) -> None:
         """Send an answer of the server: behind all that waits, and never dropped."""
+
+    def keep(self, wanted: Callable[[bytes], bool]) -> None:
+        """Drop the packets that wait for the client and are not wanted; answers of the server stay."""
 
     def wait_for(self, other: "Port") -> None:
         """Read no more from this client until `other` has taken enough."""

@@ -1,8 +1,10 @@
 """The meaning of the packets of one sbus client (docs/specifications/sbus.md, sections 5 to 9)."""
 
+from functools import partial
+
 import msgspec
 
-from babelbus.core.access import ANONYMOUS, AccessRefusedError, Action, refusal
+from babelbus.core.access import ANONYMOUS, AccessRefusedError, Action, Identity, has_lost, refusal
 from babelbus.core.flow_policy import Flow
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
@@ -13,7 +15,7 @@ from babelbus.protocols.sbus import messages
 from babelbus.protocols.sbus.codec import MSG, decode_head, encode_whoami
 from babelbus.protocols.sbus.credentials import Credentials, patterns_of
 from babelbus.protocols.sbus.hub import Hub, Sessions, source_of
-from babelbus.protocols.sbus.patterns import SbusPattern
+from babelbus.protocols.sbus.patterns import SbusPattern, subject_of
 from babelbus.protocols.sbus.ports import Port, Send
 from babelbus.protocols.sbus.rooted import Edge
 from babelbus.records.envelope import SOURCE_HEADER
@@ -181,6 +183,8 @@ class Session:
         was another principal, or had another root, the client has to go.
         """
         before, now = self.principal, self._hub.identify(self.credentials)
+        if has_lost(before, now):
+            self.port.keep(partial(self._may_hear, now))
         if now == before:
             return False
         if now.root != before.root:
@@ -192,6 +196,13 @@ class Session:
             for subscription in held.subscriptions:
                 subscription.principal = now
         return False
+
+    def _may_hear(self, principal: Identity, packet: bytes) -> bool:
+        """Return whether a packet that waits for the client is for it."""
+        key = packet[len(MSG) :].partition(b"\0")[0]
+        if self._edge is not None:
+            key = self._edge.absolute(key)
+        return self._hub.router.may_hear(principal, subject_of(key))
 
     def _unsubscribe(self, pattern: bytes) -> None:
         if self._edge is not None:

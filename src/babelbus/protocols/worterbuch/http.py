@@ -301,9 +301,10 @@ class WebSession(HttpSession):
         """Name of the principal that the client has proved to be."""
         return self._rest.name if self._successor is None else self._successor.principal
 
-    def access_changed(self) -> None:
-        """Check again who the connection is."""
+    def access_changed(self) -> bool:
+        """Check again who the connection is; the hub knows what its events and its WebSocket may be sent."""
         self._rest.access_changed()
+        return False
 
     def close(self) -> None:
         """End the session: the connection is gone."""

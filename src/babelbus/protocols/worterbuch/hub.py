@@ -17,7 +17,7 @@ import msgspec
 from babelbus import __version__
 from babelbus.clock import Clock
 from babelbus.config import WorterbuchSettings
-from babelbus.core.access import Action, Narrowing, may
+from babelbus.core.access import Action, Narrowing, has_lost, may
 from babelbus.core.broker import Broker
 from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
@@ -26,6 +26,7 @@ from babelbus.core.record import Event
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
 from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
+from babelbus.protocols.contract import LOST_RIGHT
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
 from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret
 from babelbus.protocols.worterbuch.peer import Peer, Subscriber
@@ -265,9 +266,11 @@ class Hub:
     def access_changed(self) -> None:
         """Read the rights of each client again: subscriptions shrink or grow, and clients without a principal go."""
         for client in list(self.clients.values()):
-            access = client.access
+            access, before = client.access, client.access.identity
             if not access.refresh():
                 client.end("its principal is gone")
+            elif has_lost(before, access.identity) and client.is_stuck:
+                client.end(LOST_RIGHT)
             elif not all(
                 may(access.identity, Action.WRITE_STATE, key) for key in self.state.locks.keys(client.client_id)
             ):

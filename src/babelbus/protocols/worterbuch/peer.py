@@ -190,6 +190,11 @@ class Peer(ABC):
     def tick(self) -> None:
         """Handle the end of a second."""
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the client does not take what was sent."""
+        return self._outbox.is_stuck
+
     def end(self, reason: str) -> None:
         """Close the connection."""
         log.info("worterbuch %s: closing: %s", self.address or "local", reason)

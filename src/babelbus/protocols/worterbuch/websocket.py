@@ -66,6 +66,11 @@ class DeflatingSender:
         """The size of the answers that wait."""
         return self._outbox.size_bytes
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the client does not take what was sent."""
+        return self._outbox.is_stuck
+
     def answer(self, encode: Encode, weight: int = 0) -> None:
         """Send what `encode` returns, compressed, behind all answers that were promised before."""
         self._outbox.answer(lambda: self._deflate(encode()), weight)

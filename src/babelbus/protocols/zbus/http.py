@@ -353,14 +353,18 @@ class WebSession(HttpSession):
         """The MQs to which the client has sent what a service may answer on the same connection."""
         return () if self._socket is None else self._socket.session.called
 
-    def access_changed(self) -> None:
-        """Update the rights of the client; close the connection if what it has proved does not hold any more."""
+    def access_changed(self) -> bool:
+        """Update the rights of the client; close the connection if what it has proved does not hold any more.
+
+        Returns whether the client may hear or read less than before.
+        """
         if not self._caller.access_changed():
             self._close()
-            return
-        self.session.access_changed(self._caller.identity)
+            return True
+        is_lost = self.session.access_changed(self._caller.identity)
         if self._socket is not None:
-            self._socket.session.access_changed(self._caller.identity)
+            is_lost |= self._socket.session.access_changed(self._caller.identity)
+        return is_lost
 
     def take_reply(self, message: Message) -> bool:
         """Send what a service answers; return whether somebody waits for it."""

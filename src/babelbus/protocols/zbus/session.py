@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic
 import msgspec
 
 from babelbus import __version__
-from babelbus.core.access import Action, Identity, Root, check_may
+from babelbus.core.access import Action, Identity, Root, check_may, has_lost
 from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.groups import check_group_name
 from babelbus.core.receipt import Promise
@@ -383,13 +383,21 @@ class Session(Generic[Asked]):
         self._root = principal.root
         self._proof = proof
 
-    def access_changed(self, identity: Callable[[str | None], Identity]) -> None:
-        """End what the principals may not do any more; `identity` returns who has proved an apiKey."""
+    def access_changed(self, identity: Callable[[str | None], Identity]) -> bool:
+        """End what the principals may not do any more; `identity` returns who has proved an apiKey.
+
+        Returns whether a principal of the connection may hear or read less than before.
+        """
+        before = self.principal
         self.speak_for(identity(self._proof), self._proof)
+        is_lost = has_lost(before, self.principal)
         for key, subscription in list(self._subscriptions.items()):
+            before = subscription.principal
             if not subscription.access_changed(identity(subscription.proof)):
                 del self._subscriptions[key]
                 _leave(subscription)
+            is_lost |= has_lost(before, subscription.principal)
+        return is_lost
 
     _COMMANDS: ClassVar[dict[str, Callable[["Session[Any]", Message], Message | Promise | None]]] = {
         "create": _create,

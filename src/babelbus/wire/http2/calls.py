@@ -329,6 +329,13 @@ class Calls:
         if call is not None and self._forget(stream):
             self._refuse(stream, status, text, began=call.began)
 
+    def abort(self, stream: int, status: int, text: str) -> None:
+        """End a call with a status, or with a reset if a part of a message is sent: the rest of it is dropped."""
+        if not self.answers.waits(stream):
+            self.fail(stream, status, text)
+        elif self._forget(stream):
+            self.answers.reset(stream, f.CANCEL)
+
     def _refuse(self, stream: int, status: int, text: str, http_status: int = 200, *, began: bool = False) -> None:
         block = encode_block([(b"grpc-status", b"%d" % status), (b"grpc-message", r.encode_message(text))])
         if not began:  # head and trailers in one block

@@ -62,8 +62,6 @@ class Subscriber(Stream):
 
     def _receive(self, events: Sequence[Event]) -> None:
         """Send events, or let them wait."""
-        if self._root is not None:
-            events = [relative_event(event, self._root) for event in events]
         if not self._waiting and len(events) <= min(self._credit, BATCH_EVENTS) and not self._call.full:
             self._send(events)
             return
@@ -124,11 +122,18 @@ class Subscriber(Stream):
         self._drain()
 
     def access_changed(self) -> None:
-        """Update the rights; end when nothing of any pattern is granted any more."""
+        """Update the rights: events that wait are dropped if the client may not have them any more.
+
+        The stream ends when nothing of any pattern is granted any more.
+        """
+        principal, may_hear = self._call.principal, self._call.broker.router.may_hear
         for one in self._subscriptions:
-            one.principal = self._call.principal
+            one.principal = principal
         if all(one.narrowing is Narrowing.NONE for one in self._subscriptions):
             self._call.fail(CallRefusedError("refused", "the right to subscribe was taken away"))
+            return
+        self._waiting = deque(event for event in self._waiting if may_hear(principal, event.subject))
+        self._waiting_bytes = sum(map(_size_of, self._waiting))
 
     def close(self, *, lost: bool) -> None:
         """End the subscription."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from babelbus.clock import Clock
-from babelbus.core.access import Identity
+from babelbus.core.access import Action, Identity
 from babelbus.core.receipt import Promise
 from babelbus.core.state import (
     AsOf,
@@ -34,7 +34,7 @@ from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.jebp import state_messages as m
 from babelbus.protocols.jebp.calls.call import Call, Calls, Family, Method, Stream
 from babelbus.protocols.jebp.calls.errors import CODES, CallRefusedError
-from babelbus.protocols.jebp.calls.state_streams import Lock, Pages, Turns, Watch, cut, pages_of
+from babelbus.protocols.jebp.calls.state_streams import Lock, Pages, Turns, Watch, cut, key_of, pages_of
 from babelbus.protocols.jebp.messages import PROTOCOL
 from babelbus.protocols.jebp.staging_session import own_id
 from babelbus.storage.errors import OffsetOutOfRangeError
@@ -121,7 +121,7 @@ class StateMethods:
 
         def read(pages: Pages) -> None:
             entries = connection.editor.entries(asked.pattern)
-            pages.start(pages_of(entries), len(entries))
+            pages.start(pages_of(pages.granted(entries, Action.SUBSCRIBE, key_of)), len(entries))
 
         return Pages(call, connection.turns, read).enter()
 
@@ -148,7 +148,7 @@ class StateMethods:
                 entries = []
             except HistoryGoneError as error:
                 raise CallRefusedError("gone", str(error), (error.offset, error.time_ms)) from error
-            pages.start(pages_of(entries), len(entries))
+            pages.start(pages_of(pages.granted(entries, Action.READ, key_of)), len(entries))
 
         return Pages(call, connection.turns, lambda pages: call.run(read(pages))).enter()
 
@@ -160,7 +160,8 @@ class StateMethods:
         async def read(pages: Pages) -> None:
             found, complete_from = await connection.editor.revisions(asked.key, asked.before, asked.count_max)
             told = [m.Revision(one.offset, one.timestamp, one.value, one.version, one.source) for one in found]
-            pages.start(map(_encode, cut(told, lambda one: len(one.value or b"") + len(one.source))), complete_from)
+            granted = pages.granted(told, Action.READ, lambda _: asked.key)
+            pages.start(map(_encode, cut(granted, lambda one: len(one.value or b"") + len(one.source))), complete_from)
 
         return Pages(call, connection.turns, lambda pages: call.run(read(pages))).enter()
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from prometheus_client import Counter
@@ -26,6 +26,7 @@ WAITING_BYTES_MAX: Final = 16 * 2**20
 CHANGE_BYTES: Final = 200
 """Weight of a change that waits, beside its key and value."""
 
+T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _NIL = _encode(None)
 
@@ -84,6 +85,8 @@ class Pages(Stream):
         self._result: object = None
         self._over = False
         self._scheduled = False
+        self._access_changed = False
+        """Whether the rights of the client have changed since the stream began."""
 
     def enter(self) -> "Pages":
         """Wait for the turn of this stream on its connection."""
@@ -107,9 +110,20 @@ class Pages(Stream):
         self._pages, self._result = iter(pages), result
         self._later()
 
+    def granted(self, items: Iterable[T], action: Action, key_of: Callable[[T], str]) -> Iterator[T]:
+        """Yield the items that were read, without those that the client may not have any more."""
+        call = self._call
+        for item in items:
+            if not self._access_changed or may(call.principal, action, call.principal.absolute(key_of(item))):
+                yield item
+
     def resume(self) -> None:
         """Send on."""
         self._later()
+
+    def access_changed(self) -> None:
+        """Send no more of what the client may not have any more."""
+        self._access_changed = True
 
     def _later(self) -> None:
         if not self._scheduled and not self._over:
@@ -185,7 +199,7 @@ class Watch(Pages):
     def open(self) -> None:
         """Begin to listen, and send the present entries."""
         entries, self._stop = self._editor_of().watch(self._asked.pattern, self._hear)
-        pages = _present(entries)
+        pages = _present(self.granted(entries, Action.SUBSCRIBE, key_of))
         self.start(itertools.chain((_encode((m.RESYNC, None)),), pages) if self._again else pages)
 
     def _hear(self, changes: Sequence[StateChange]) -> None:
@@ -247,10 +261,19 @@ class Watch(Pages):
                 self._call.send(item)
 
     def access_changed(self) -> None:
-        """Begin again with other rights; rights that only have other rows answer for themselves."""
-        if self._call.principal.rights is not self._rights:
-            self._rights = self._call.principal.rights
+        """End if nothing of the pattern is granted any more; else send nothing that waits and is not granted."""
+        before, self._rights = self._rights, self._call.principal.rights
+        try:
+            self._editor_of().check_watch(self._asked.pattern)
+        except BabelbusError as error:
+            self._call.fail(error)
+            return
+        if self._rights is not before:  # the server knows the client by another object: listen with that
             self._start_again()
+            return
+        super().access_changed()
+        self._changes = list(self.granted(self._changes, Action.SUBSCRIBE, _key_of_change))
+        self._weigh(sum(map(_weight_of, self._changes)))
 
     def close(self, *, lost: bool) -> None:
         """Stop listening."""
@@ -313,7 +336,7 @@ class Lock(Stream):
         self._locks.drop(self._owner)
 
 
-def cut(items: Sequence[Any], size_of: Callable[[Any], int]) -> Iterator[list[Any]]:
+def cut(items: Iterable[Any], size_of: Callable[[Any], int]) -> Iterator[list[Any]]:
     """Yield lists of items of about one page."""
     part: list[Any] = []
     size = 0
@@ -339,12 +362,21 @@ def _size_of(change: StateChange | m.Change) -> int:
     return len(change.key) + len(change.value or b"")
 
 
-def pages_of(entries: Sequence[m.Entry]) -> Iterator[bytes]:
+def key_of(entry: m.Entry) -> str:
+    """Return the key of an entry."""
+    return entry[0]
+
+
+def _key_of_change(change: StateChange) -> str:
+    return change.key
+
+
+def pages_of(entries: Iterable[m.Entry]) -> Iterator[bytes]:
     """Yield entries as items."""
     return map(_encode, cut(entries, _entry_size))
 
 
-def _present(entries: Sequence[m.Entry]) -> Iterator[bytes]:
+def _present(entries: Iterable[m.Entry]) -> Iterator[bytes]:
     """Yield the items that tell the present entries; there is always a last one."""
     before: list[m.Entry] = []
     for part in cut(entries, _entry_size):

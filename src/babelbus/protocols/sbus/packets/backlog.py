@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 
 from babelbus.core.flow_policy import Bound, Order
 from babelbus.wire.packets import Packets
@@ -41,6 +42,22 @@ class _Segment:
         else:
             for one in _single(run):
                 insort(self._sized, one)
+
+    def keep(self, wanted: Callable[[bytes], bool]) -> None:
+        """Drop the packets that are not wanted."""
+        kept = [_Run(packets, number, number + 1, -negated) for _, negated, packets, number in self._sized or ()]
+        for run in self._runs:
+            kept += [_Run(run.packets, at, at + 1, run.number + at - run.first) for at in range(run.first, run.last)]
+        kept.sort(key=lambda run: run.number)
+        self._sized = None
+        self._runs = deque(run for run in kept if wanted(run.packets.packet(run.first)))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of the packets."""
+        if self._sized is not None:
+            return [one[0] for one in self._sized]
+        return [size for run in self._runs for size in run.packets.sizes[run.first : run.last]]
 
     def next(self, order: Order) -> _Run:
         """Return what goes first; a part of it may be taken."""
@@ -121,6 +138,17 @@ class Backlog:
     def exceeds(self, bound: Bound) -> bool:
         """Return whether more waits than `bound` allows."""
         return self.size_bytes > bound.size_bytes or self.count > bound.count
+
+    def keep(self, wanted: Callable[[bytes], bool]) -> int:
+        """Drop the packets that are not wanted, but no control packet; return how many."""
+        before = self.count
+        for segment in self._segments:
+            if not segment.control:
+                segment.keep(wanted)
+        self._segments = deque(segment for segment in self._segments if segment)
+        sizes = [size for segment in self._segments for size in segment.sizes]
+        self.size_bytes, self.count = sum(sizes), len(sizes)
+        return before - self.count
 
     def clear(self) -> None:
         """Drop all packets."""

@@ -379,6 +379,15 @@ class PacketConnection:
             self._stop_writing()
         self._release()
 
+    def keep(self, wanted: Callable[[bytes], bool]) -> None:
+        """Drop the packets that wait for the client and are not wanted."""
+        dropped = self.backlog.keep(wanted) if self.backlog else 0
+        if dropped:
+            self._server.hub.drop("refused", dropped)
+            if not self.backlog:
+                self._stop_writing()
+            self._release()
+
     def _stop_writing(self) -> None:
         if self._writing:
             self._writing = False
