@@ -99,6 +99,8 @@ def test_principals_are_listed_with_what_they_use(api: Api, anna: AsAnna) -> Non
         principals = anna("GET", "/api/principals")[1]["principals"]
     assert {one["name"] for one in principals} == {"admin", "anna"}
     assert all(isinstance(one["used"], dict) for one in principals)
+    one = anna("GET", "/api/principals/anna")[1]
+    assert (one["quota_defaults"], one["quotas_counted"]) == ({}, False)
 
 
 # -- the audit -------------------------------------------------------------------------------------------------------

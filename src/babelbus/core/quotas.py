@@ -105,7 +105,8 @@ class Quotas:
     def __init__(self, settings: QuotaSettings, clock: Clock, metrics: "Metrics") -> None:
         self._clock = clock
         self._metrics = metrics
-        self._defaults = settings
+        self.defaults = settings
+        """The quotas of principals that have none of their own."""
         self._limits: Mapping[str, QuotaSettings] = {}
         self._quotas: dict[str, Quota] = {}
         self._leaving: dict[str, Quota] = {}
@@ -116,9 +117,9 @@ class Quotas:
     def set_limits(self, limits: Mapping[str, QuotaSettings]) -> None:
         """Set the limits of principals by name, in place of the defaults; those of principals not named are dropped."""
         self._limits = dict(limits)
-        self.active = self._defaults != QuotaSettings() or any(one != QuotaSettings() for one in limits.values())
+        self.active = self.defaults != QuotaSettings() or any(one != QuotaSettings() for one in limits.values())
         for name, quota in self._quotas.items():
-            quota.set_limits(self._limits.get(name, self._defaults))
+            quota.set_limits(self._limits.get(name, self.defaults))
 
     def take(self, name: str, what: Counted) -> Quota:
         """Count one more that a principal holds; `Quota.give` it back when it has ended.
@@ -164,7 +165,7 @@ class Quotas:
         self._metrics.quota_rest_seconds_total.labels(protocol, direction).inc(seconds)
 
     def _new(self, name: str) -> Quota:
-        limits = self._limits.get(name, self._defaults)
+        limits = self._limits.get(name, self.defaults)
         return Quota(name, limits, self._clock, self._count_refusal, self._forget)
 
     def _count(self, quota: Quota, what: Counted) -> Quota:

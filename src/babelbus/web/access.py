@@ -190,7 +190,8 @@ class AccessRoutes:
         principals = [
             self._describe(one.name) | {"used": used.get(one.name, {})} for one, _ in self._gate.table.principals()
         ]
-        return answer({"principals": principals, "version": self._gate.table.version})
+        counted = self._broker.quotas.active
+        return answer({"principals": principals, "version": self._gate.table.version, "quotas_counted": counted})
 
     async def _show_one(self, call: Call) -> web.Response:
         name = call.path_values["name"]
@@ -199,7 +200,12 @@ class AccessRoutes:
         whos = {name, "*", *(f"role:{role}" for role in self._describe(name)["roles"])}
         rows = [_row(row) | {"origin": origin} for row, origin in self._gate.table.rows() if row.who in whos]
         used = self._broker.quotas.describe().get(name, {})
-        return answer(self._describe(name) | {"rows": rows, "used": used})
+        quotas = self._broker.quotas
+        defaults = msgspec.to_builtins(quotas.defaults)
+        return answer(
+            self._describe(name)
+            | {"rows": rows, "used": used, "quota_defaults": defaults, "quotas_counted": quotas.active}
+        )
 
     def _describe(self, name: str) -> dict[str, Any]:
         """Return a principal without what its credentials keep."""

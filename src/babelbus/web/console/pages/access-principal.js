@@ -8,6 +8,7 @@ import {
 import { ACTIONS, Effect, Expiry, KINDS, Origin, QUOTAS, TABLE, WishFields, namesOf, rowText, showSecrets, wishOf } from "./access-parts.js"
 import { Explain } from "./access-explain.js"
 
+const UNCOUNTED = ["connections", "requests"]
 const OWN = "These are your own credentials: your session ends now, and you log in again."
 
 /** A dialog that makes a principal. */
@@ -129,12 +130,13 @@ export function Rows({ rows, canChange, reload, caption = "Rows", empty, ...rest
 }
 
 function Used({ principal }) {
-  const quotas = principal.quotas ?? {}
-  return html`<${Panel} title="Quotas" level=${2}>
+  const quotas = principal.quotas ?? principal.quota_defaults
+  return html`<${Panel} title=${principal.quotas ? "Quotas" : "Quotas (the defaults of the server)"}>
+    ${!principal.quotas_counted && html`<p class="muted">Nobody has a quota: connections and requests are not counted.</p>`}
     <${Table} caption="Quotas" rowKey="name" rows=${QUOTAS.map(([name, title]) => ({ name, title }))} columns=${[
       { name: "title", title: "What" },
-      { name: "used", title: "Used now", right: true, render: ({ name }) => (name.includes("bytes") ? "–" : html`<${Num} value=${principal.used?.[name] ?? 0} />`) },
-      { name: "limit", title: "Limit", right: true, render: ({ name }) => (quotas[name] === undefined || quotas[name] === null ? html`<span class="muted">${principal.quotas ? "none" : "default"}</span>` : name.includes("bytes") ? html`<${Bytes} value=${quotas[name]} />/s` : html`<${Num} value=${quotas[name]} />`) },
+      { name: "used", title: "Used now", right: true, render: ({ name }) => (name.includes("bytes") || (!principal.quotas_counted && UNCOUNTED.includes(name)) ? "–" : html`<${Num} value=${principal.used?.[name] ?? 0} />`) },
+      { name: "limit", title: "Limit", right: true, render: ({ name }) => (quotas[name] === undefined || quotas[name] === null ? html`<span class="muted">none</span>` : name.includes("bytes") ? html`<${Bytes} value=${quotas[name]} />/s` : html`<${Num} value=${quotas[name]} />`) },
     ]} /></${Panel}>`
 }
 

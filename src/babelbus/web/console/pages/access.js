@@ -14,9 +14,9 @@ const ROWS_SHOWN = 300
 const TABS = ["principals", "rows", "explain", "faults"]
 const ENDS = "All sessions of the console end when the mode changes: you log in again."
 
-function Principals({ principals, search, setSearch }) {
+function Principals({ principals, counted, search, setSearch }) {
   const shown = useMemo(() => principals.filter((one) => `${one.name} ${one.roles.join(" ")} ${one.root ?? ""}`.toLowerCase().includes(search.toLowerCase())), [principals, search])
-  const inUse = (one) => Object.values(one.used ?? {}).reduce((all, count) => all + count, 0)
+  const connections = (one) => one.used?.connections ?? 0
   return html`<div class="toolbar"><${Search} label="Search principals" value=${search} onSearch=${setSearch} />
       <span class="muted" role="status">${numText(shown.length)} of ${numText(principals.length)}</span></div>
     <${Table} caption="Principals" rows=${shown.slice(0, ROWS_SHOWN)} rowKey="name" first=${{ name: "name" }} columns=${[
@@ -25,7 +25,7 @@ function Principals({ principals, search, setSearch }) {
       { name: "root", title: "Root", sort: true, wide: true, render: (one) => (one.root ? html`<code>${one.root}</code>` : "–") },
       { name: "credentials", title: "Credentials", sort: true, wide: true, value: (one) => one.credentials.length, render: (one) => (one.credentials.length
         ? [...new Set(one.credentials.map((credential) => credential.kind))].map((kind) => html`<${Badge} key=${kind}>${KINDS[kind]?.title ?? kind}</${Badge}>`) : html`<span class="muted">none</span>`) },
-      { name: "connections", title: "Connections", right: true, sort: true, value: inUse, render: (one) => html`<${Num} value=${one.used?.connections ?? 0} />` },
+      ...(counted ? [{ name: "connections", title: "Connections", right: true, sort: true, value: connections, render: (one) => html`<${Num} value=${connections(one)} />` }] : []),
       { name: "origin", title: "From", sort: true, wide: true, render: (one) => html`<${Origin} origin=${one.origin} />` },
     ]} empty=${search ? `No principal contains ${search}.` : html`<${Empty} title="There is no principal.">A principal is a user, a service or a tenant that proves who it is.</${Empty}>`} />
     ${shown.length > ROWS_SHOWN && html`<p class="muted">The first ${numText(ROWS_SHOWN)} are shown: search for others.</p>`}`
@@ -86,8 +86,8 @@ function Overview({ canChange }) {
   const [query, change] = useQuery()
   const [dialog, setDialog] = useState(null)
   const poll = usePoll(async (signal) => {
-    const [access, { principals }, { faults }] = await Promise.all(["/api/access", "/api/principals", "/api/access/faults"].map((target) => get(target, {}, { signal })))
-    return { access, principals, faults }
+    const [access, { principals, quotas_counted: counted }, { faults }] = await Promise.all(["/api/access", "/api/principals", "/api/access/faults"].map((target) => get(target, {}, { signal })))
+    return { access, principals, counted, faults }
   }, SECONDS)
   const tab = TABS.includes(query.tab) ? query.tab : "principals"
   const search = query.search ?? ""
@@ -95,7 +95,7 @@ function Overview({ canChange }) {
   return html`<${Heading} title="Access" actions=${canChange && html`
       <${Button} icon="add" onClick=${() => setDialog("principal")}>Add principal</${Button}>
       <${Button} icon="add" onClick=${() => setDialog("row")}>Add row</${Button}>`}>Who may do what, for all protocols.</${Heading}>
-    <${Loaded} poll=${poll} what="The table">${({ access, principals, faults }) => html`
+    <${Loaded} poll=${poll} what="The table">${({ access, principals, counted, faults }) => html`
       <${Mode} access=${access} principals=${principals} faults=${faults} canChange=${canChange} reload=${poll.reload} />
       <${Tabs} label="Parts of access" value=${tab} onChange=${(name) => change({ tab: name === "principals" ? null : name, search: null }, { replace: false })} tabs=${[
         { name: "principals", title: "Principals", count: numText(principals.length) },
@@ -103,7 +103,7 @@ function Overview({ canChange }) {
         { name: "explain", title: "Explain" },
         { name: "faults", title: "Faults", count: numText(faults.length) },
       ]} />
-      ${tab === "principals" && html`<${Principals} principals=${principals} search=${search} setSearch=${setSearch} />`}
+      ${tab === "principals" && html`<${Principals} principals=${principals} counted=${counted} search=${search} setSearch=${setSearch} />`}
       ${tab === "rows" && html`<${AllRows} rows=${access.rows} canChange=${canChange} reload=${poll.reload} search=${search} setSearch=${setSearch} />`}
       ${tab === "explain" && html`<section class="panel"><${Explain} names=${principals.map((one) => one.name)} first=${query}
         onAsked=${(question) => change(question)} /></section>`}

@@ -4,12 +4,12 @@ import { html, useEffect, useState } from "../vendor/preact-htm.js"
 import { get } from "../api.js"
 import { Badge, Button, Dialog, Empty, Field, Heading, Loaded, Num, Search, Table, Time, go, link, numText, timeText, usePoll, usePref, useQuery } from "../ui.js"
 import { RowLine } from "./access-parts.js"
-import { localText, momentOf } from "./state-values.js"
+import { Source, localText, momentOf } from "./state-values.js"
 
 const SECONDS = 5
 const COUNT = 100
 const KINDS = { refusal: "warning", login: "good", "login-refused": "error", change: "info" }
-const TITLES = { refusal: "refused", login: "log-in", "login-refused": "wrong proof", change: "change of the table" }
+const TITLES = { refusal: "refused", login: "log-in", "login-refused": "wrong proof", change: "change" }
 
 function EntryText({ entry }) {
   if (entry === null || entry === undefined) return html`<span class="muted">nothing</span>`
@@ -27,17 +27,18 @@ function subjectOf(record) {
 
 const doneBy = (record) => {
   if (record.kind !== "change") return record.action
+  if (record.after?.[0]?.enforce !== undefined || record.before?.[0]?.enforce !== undefined) return "changed"
   const [before, after] = [record.before?.some(Boolean), record.after?.some(Boolean)]
   return before && after ? "changed" : after ? "added" : "removed"
 }
 
 function Record({ record, onClose }) {
   const pairs = (record.after ?? []).map((after, place) => [record.before?.[place], after])
-  return html`<${Dialog} wide title=${`Record ${record.offset}: ${TITLES[record.kind] ?? record.kind}`} onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Close</${Button}>`}>
+  return html`<${Dialog} wide title=${`Record ${record.offset}: ${TITLES[record.kind] ?? record.kind}${record.kind === "change" ? " of the table" : ""}`} onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Close</${Button}>`}>
     <dl class="pairs">
       <dt>Time</dt><dd><${Time} ms=${record.time_ms} precise /></dd>
       <dt>Principal</dt><dd><a href=${link("/access/:name", { name: record.principal })}><bdi>${record.principal}</bdi></a></dd>
-      <dt>Source</dt><dd><bdi>${record.source || "–"}</bdi></dd>
+      <dt>Source</dt><dd><${Source} source=${record.source} /></dd>
       ${record.action && html`<dt>Action</dt><dd>${record.action}</dd>`}
       ${record.subject && html`<dt>Subject</dt><dd><bdi><code>${record.subject}</code></bdi></dd>`}
       ${record.reason && html`<dt>Reason</dt><dd>${record.reason}</dd>`}
@@ -99,8 +100,8 @@ function Page() {
         { name: "time_ms", title: "Time", nowrap: true, render: (one) => html`<${Time} ms=${one.time_ms} />` },
         { name: "kind", title: "Kind", render: (one) => html`<${Badge} kind=${KINDS[one.kind]}>${TITLES[one.kind] ?? one.kind}</${Badge}>` },
         { name: "principal", title: "Principal", render: (one) => html`<bdi>${one.principal}</bdi>` },
-        { name: "source", title: "Source", wide: true, render: (one) => html`<bdi>${one.source || "–"}</bdi>` },
-        { name: "action", title: "Action", wide: true, render: (one) => doneBy(one) || "–" },
+        { name: "source", title: "Source", wide: true, render: (one) => html`<${Source} source=${one.source} />` },
+        { name: "action", title: "Action", wide: true, nowrap: true, render: (one) => doneBy(one) || "–" },
         { name: "subject", title: "Subject", grow: true, render: (one) => (one.reason && !one.subject ? one.reason : subjectOf(one)) },
         { name: "count", title: "Count", right: true, wide: true, render: (one) => html`<${Num} value=${one.count ?? 1} />` },
         { name: "do", title: html`<span class="hidden">Actions</span>`, render: (one) => html`<${Button} small onClick=${() => open(one)} aria-label=${`Open record ${one.offset}`}>Open</${Button}>` },

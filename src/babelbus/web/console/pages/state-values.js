@@ -7,6 +7,7 @@ import { Badge, Button, Bytes, Json, Notice, Tabs, bytesText, copyText, numText,
 const LINES_MAX = 1_500
 /** Wörterbuch's clients have such ids. */
 export const IS_ID = /^[0-9a-f]{8}-[0-9a-f-]{27}$/
+const SHOWN_MAX = 2 ** 20
 const WHOLE_BYTES_MAX = 64 * 2 ** 20
 const STEPS = 1_000
 /** A number that JavaScript would round. */
@@ -79,8 +80,8 @@ export function Value({ name, view, query = {}, onMore }) {
       <${Button} small icon="copy" onClick=${() => copyText(view.text, view.clipped ? "The part that is shown" : "The value")}>Copy</${Button}>
       <${Button} small icon="download" onClick=${() => download(name, query)}>Download</${Button}>
     </div>
-    ${view.clipped && html`<${Notice} kind="info" actions=${onMore && html`<${Button} small onClick=${() => onMore(view.text.length * 16)}>Show more</${Button}>`}>
-      The first ${bytesText(new Blob([view.text]).size)} of ${bytesText(view.bytes)} are shown.</${Notice}>`}
+    ${view.clipped && html`<${Notice} kind="info" actions=${onMore && view.text.length < SHOWN_MAX && html`<${Button} small onClick=${() => onMore(view.text.length * 16)}>Show more</${Button}>`}>
+      The first ${bytesText(new Blob([view.text]).size)} of ${bytesText(view.bytes)} are shown.${onMore && view.text.length >= SHOWN_MAX ? " Download the value to see all of it." : ""}</${Notice}>`}
     ${shown === "json" && isRounded && html`<p class="muted">Numbers with many digits are rounded here. The text has all digits.</p>`}
     ${shown === "json" ? html`<${Json} value=${value} />` : html`<pre class="state-text" tabIndex="0" aria-label="Text of the value">${text}</pre>`}
   </div>`
