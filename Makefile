@@ -14,11 +14,27 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	echo $$p; break; fi; done)
 
+# The requirements of extras, without the package itself: it is installed once, in place. To install it again with each
+# extra would take it away for a moment from a server that runs from here.
+define REQUIREMENTS
+import re, sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras, lines = sys.argv[1:], set(project["dependencies"])
+while extras:
+    for line in project["optional-dependencies"][extras.pop()]:
+        ours = re.fullmatch(r"babelbus\[(.*)\]", line)
+        extras += ours[1].split(",") if ours else []
+        lines |= set() if ours else {line}
+print(*sorted(lines), sep="\n")
+endef
+export REQUIREMENTS
+NEEDS = $(BIN)/python -c "$$REQUIREMENTS" $(1) > $(VENV)/requirements.txt && $(PIP) -r $(VENV)/requirements.txt
+
 # Options of one run: make bench ONLY=jebp, make test ARGS='-k torn', make serve ARGS='--data-folder /tmp/bus'
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check docs man stubs vendor-check clean
+.PHONY: help demo demo-data test interop torture serve bench check docs man wheel stubs vendor-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +48,7 @@ help:
 	@echo 'make check    ruff, format, mypy'
 	@echo 'make man      write the manual pages of the command line into build/man'
 	@echo 'make docs     build the documentation into site/; open site/index.html'
+	@echo 'make wheel    build the wheel of a release into dist/, with the pages of the documentation in it'
 	@echo 'make stubs    make the classes of gRPC messages anew from the .proto files'
 	@echo 'make vendor-check  fetch the packages in the console anew, and compare our copies with them'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
@@ -76,6 +93,15 @@ docs: $(VENV)/.ready-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet $(ARGS)
 	@echo 'Built site/index.html; "babelbus serve --admin-docs-folder site" serves it at http://127.0.0.1:8600/docs/'
 
+# The same sources are the same bytes: the time in the wheel and in its pages is that of the last commit.
+wheel: $(VENV)/.ready-docs
+	@rm -rf build/lib build/bdist.* src/babelbus/pages
+	@export SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}" NO_MKDOCS_2_WARNING=1 && \
+		trap 'rm -rf build/lib build/bdist.* src/babelbus/pages' EXIT && \
+		$(BIN)/python -m mkdocs build --quiet --site-dir src/babelbus/pages && \
+		$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --no-index \
+		--wheel-dir dist . && ls dist/*.whl
+
 # The classes of gRPC's messages are kept beside the files that they are made from: only who changes one needs this.
 stubs: $(VENV)/.ready-dev
 	@$(PIP) grpcio-tools
@@ -106,12 +132,16 @@ $(VENV)/.ready-build: pyproject.toml constraints.txt | $(BIN)/pip
 	@$(PIP) setuptools
 	@touch $@
 
-$(VENV)/.ready-run: $(VENV)/.ready-build
-	@$(BUILD) -e '.[server]'
+$(VENV)/.ready-package: $(VENV)/.ready-build
+	@$(BUILD) --no-deps -e .
 	@touch $@
 
-$(VENV)/.ready-spark: $(VENV)/.ready-build
-	@$(BUILD) -e '.[server,spark]'
+$(VENV)/.ready-run: $(VENV)/.ready-package
+	@$(call NEEDS,server)
+	@touch $@
+
+$(VENV)/.ready-spark: $(VENV)/.ready-package
+	@$(call NEEDS,server spark)
 	@touch $@ $(VENV)/.ready-run
 
 # Spark runs on Java: one is found, or installed where we may, or it is said how; what needs no Spark goes on without.
@@ -128,16 +158,16 @@ $(VENV)/.ready-browser: | $(VENV)/.ready-dev
 	then touch $@; \
 	else echo 'make: going on without a browser: no page will be opened (Debian: apt-get install chromium)'; fi
 
-$(VENV)/.ready-dev: $(VENV)/.ready-build
-	@$(BUILD) -e '.[dev]'
+$(VENV)/.ready-dev: $(VENV)/.ready-package
+	@$(call NEEDS,dev)
 	@touch $@ $(VENV)/.ready-run $(VENV)/.ready-spark $(VENV)/.ready-docs
 
-$(VENV)/.ready-docs: $(VENV)/.ready-build
-	@$(BUILD) -e '.[docs]'
-	@touch $@ $(VENV)/.ready-run
+$(VENV)/.ready-docs: $(VENV)/.ready-package
+	@$(call NEEDS,docs)
+	@touch $@
 
-$(VENV)/.ready-bench: $(VENV)/.ready-build
-	@$(BUILD) -e '.[bench]'
+$(VENV)/.ready-bench: $(VENV)/.ready-package
+	@$(call NEEDS,bench)
 	@touch $@ $(VENV)/.ready-run
 
 # Without its requirements: they are pandas, and only its table of flights is read. An extra cannot say that.
