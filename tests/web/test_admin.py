@@ -5,7 +5,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from babelbus.core.access import SERVER, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.subject import exactly
 from babelbus.errors import StorageError
+from babelbus.listening.connections import Connected
 from babelbus.listening.sockets import open_sockets
 from babelbus.records.format import encode_payloads
 from babelbus.server.views import VIEWS
@@ -58,6 +59,9 @@ class FakeServer:
         self.reloads = 0
         self.fingerprint = "f" * 64
         self.listed: dict[str, ClientLine] = {}
+
+    def connections(self) -> dict[str, Collection[Connected]]:
+        return {}
 
     async def reload(self) -> None:
         self.reloads += 1

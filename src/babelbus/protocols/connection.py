@@ -9,6 +9,7 @@ from typing import Any
 from babelbus.core.quotas import Quota, QuotaExceededError, Quotas
 from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.listening.certificates import read_peer_certificate
+from babelbus.listening.connections import ConnectionInfo, SubscriptionInfo
 from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
 from babelbus.listening.transports import is_blocked
 from babelbus.metrics import Metrics
@@ -41,7 +42,9 @@ class Connection(asyncio.Protocol):
         quotas: Quotas,
         *,
         bytes_max: int,
+        number: int = 0,
     ) -> None:
+        self.number = number
         self.place: Place | None = None
         """Set when the door let the connection in; with TLS that is before it begins."""
         self._door = door
@@ -56,6 +59,7 @@ class Connection(asyncio.Protocol):
         self._rest: asyncio.TimerHandle | None = None
         """The end of the time in which nothing is read, because the principal has sent too much."""
         self._unfinished_bytes = 0
+        self._received_bytes = 0
         self._bytes_max = bytes_max
         self._paused = False
         self._eof = False
@@ -101,6 +105,7 @@ class Connection(asyncio.Protocol):
         self._metrics.connections.labels(self._protocol).inc()
         self._metrics.connections_total.labels(self._protocol).inc()
         self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
         self._deadline = self._loop.call_later(self._door.handshake_seconds, self._check_handshake)
         if self._session.established:
             self.place.finish_handshake()
@@ -128,6 +133,7 @@ class Connection(asyncio.Protocol):
         """Handle one chunk as one batch."""
         session = self._session
         if session is not None and not self._ended and not self._given_up:
+            self._received_bytes += len(data)
             unproved = self._unproved
             self._run(session, session.receive_data, data)
             session.release()
@@ -333,6 +339,23 @@ class Connection(asyncio.Protocol):
     def outbox_bytes(self) -> int:
         """Bytes of answers that wait to be sent."""
         return self._outbox.size_bytes
+
+    @property
+    def principal_name(self) -> str | None:
+        """Name of the principal that the client is; `None` while that is unknown."""
+        return None if self._session is None else self._session.principal
+
+    def describe(self) -> ConnectionInfo:
+        """Return the figures of the connection."""
+        session, outbox = self._session, self._outbox
+        return ConnectionInfo(
+            self._loop.time() - self._began,
+            self._received_bytes,
+            outbox.sent_bytes,
+            outbox.size_bytes,
+            self._transport.get_extra_info("ssl_object") is not None or (session is not None and session.is_encrypted),
+            [] if session is None else [SubscriptionInfo(*one) for one in session.subscriptions],
+        )
 
     def access_changed(self) -> None:
         """Check the rights of the client again; close at once if it may not have the bytes that wait for it."""

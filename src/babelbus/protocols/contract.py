@@ -94,6 +94,8 @@ class Outbox:
         """While set, what becomes ready is collected until `release`, so that one chunk's answers are one write."""
         self.bytes_max = bytes_max
         self.closed = False
+        self.sent_bytes = 0
+        """Bytes that the transport was given so far."""
         self.on_drained: Callable[[], None] = _ignore
         """Called when answers were written while it was not `holding`."""
         self.room_bytes: Callable[[], int] = _unbounded
@@ -164,6 +166,7 @@ class Outbox:
         """Send bytes now, whatever waits: not for answers, which have an order."""
         if not self.closed:
             self._transport.write(data)
+            self.sent_bytes += len(data)
             if self.on_sent is not None:
                 self.on_sent(len(data))
 
@@ -184,6 +187,7 @@ class Outbox:
         if ready:
             data = ready[0] if len(ready) == 1 else b"".join(ready)
             self._transport.write(data)
+            self.sent_bytes += len(data)
             if self.on_sent is not None:
                 self.on_sent(len(data))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -57,6 +58,7 @@ class Listeners:
             connections_max=connections_max,
             handshake_seconds=handshake_seconds,
         )
+        self._numbers = itertools.count(1)
         self._listeners: list[asyncio.Server] = []
         self._waiting: list[Waiting] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -125,6 +127,7 @@ class Listeners:
             self._budget,
             self._quotas,
             bytes_max=self._bytes_max,
+            number=next(self._numbers),
         )
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:

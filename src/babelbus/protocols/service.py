@@ -1,7 +1,7 @@
 """The shape that every protocol has for the server: built from one context, started, drained and closed."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from babelbus.core.quotas import Quotas
 from babelbus.identities.guessing import Guessing
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
+from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
@@ -103,6 +104,10 @@ class Service(Protocol):
     def access_changed(self) -> None:
         """Close connections of clients that are not listed any more: the lists of clients were read again."""
 
+    @property
+    def connections(self) -> Collection[Connected]:
+        """The open connections."""
+
     async def drain(self) -> None:
         """Close the listeners, read no more requests, and end waits for events; requests that came are answered."""
 
@@ -156,6 +161,11 @@ class StreamService:
         """Check the rights of each client again."""
         for connection in list(self.listeners.connections):
             connection.access_changed()
+
+    @property
+    def connections(self) -> Collection[Connected]:
+        """The open connections."""
+        return self.listeners.connections
 
     async def drain(self) -> None:
         """Close the listeners and read no more requests; requests that came are answered."""

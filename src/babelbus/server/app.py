@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError, ConfigError
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
+from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.sockets import Waiting, load, open_sockets
 from babelbus.metrics import Metrics
@@ -421,6 +422,10 @@ class Server:
                     self, self.metrics, read_value=read_value, proofs=self.proofs, views=VIEWS, sessions=sessions
                 )
         return self._api
+
+    def connections(self) -> dict[str, Collection[Connected]]:
+        """Return the open connections of each protocol; those of the administration endpoint are not among them."""
+        return {name: service.connections for name, service in self.services.items()}
 
     def clients(self) -> "list[ClientLine]":
         """Return the clients of the lists by name."""

@@ -10,6 +10,7 @@ from babelbus.storage.notes import Note
 from babelbus.web.access import AccessRoutes
 from babelbus.web.audit import AuditRoutes
 from babelbus.web.clients import ClientRoutes
+from babelbus.web.connections import ConnectionRoutes
 from babelbus.web.console_calls import ConsoleCalls
 from babelbus.web.consumers import ConsumerRoutes
 from babelbus.web.copies import CopyRoutes
@@ -79,6 +80,7 @@ class AdminApi:
                 *AuditRoutes(broker).routes,
                 *ConsoleCalls(self.sessions).routes,
                 *HistoryRoutes(server).routes,
+                *ConnectionRoutes(server).routes,
             )
         )
 

@@ -23,6 +23,10 @@ class UnknownPrincipalError(BabelbusError):
     """The table has no principal of this name that can be changed."""
 
 
+class UnknownConnectionError(BabelbusError):
+    """There is no such connection: it has closed already."""
+
+
 class SessionsClosedError(BabelbusError):
     """The client cannot log in at the console; the message says why."""
 

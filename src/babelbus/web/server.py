@@ -1,6 +1,6 @@
 """The server itself over the administration API: its addresses, its lists, and what an operator should look at."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,6 +11,7 @@ from babelbus.clock import Clock
 from babelbus.config import Config
 from babelbus.core.access import Action, Identity, may
 from babelbus.core.broker import Broker
+from babelbus.listening.connections import Connected
 from babelbus.web.answers import answer
 from babelbus.web.callers import SERVER_SUBJECT, check_admin
 from babelbus.web.calls import Call, Route
@@ -45,6 +46,9 @@ class Host(ClientList, Protocol):
     stopping: bool
     history: History | None
     """`None` where no console shows it."""
+
+    def connections(self) -> dict[str, Collection[Connected]]:
+        """Return the open connections of each protocol."""
 
     async def reload(self) -> None:
         """Read the lists of clients and rights again, as on SIGHUP."""

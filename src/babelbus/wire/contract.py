@@ -61,6 +61,16 @@ class Session(Protocol):
         """Name of the principal that the client is; `None` while that is unknown."""
         return None
 
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns that the client reads live, and of each whether only a part of it is granted."""
+        return []
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the protocol itself encrypts what is sent."""
+        return False
+
     def refuse_unfinished(self, text: str, *, later: bool) -> None:
         """Drop the message that has not come whole; answer with the protocol's error if it has one.
 

@@ -39,7 +39,7 @@ OpenTopic = Callable[[], Work[Topic]]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `kind` is `refusal`, `login`, `login-refused`, `logout` or `change`."""
+    """One record. `kind` is `refusal`, `login`, `login-refused`, `logout`, `close` or `change`."""
 
     kind: str
     time_ms: int
@@ -83,6 +83,10 @@ class Audit:
     def logout(self, name: str, source: str) -> None:
         """Record that a client has logged out."""
         self._fold("logout", name, source, "", "")
+
+    def closed(self, by: Identity, connection: str) -> None:
+        """Record that somebody has closed the connection of a client."""
+        self._fold("close", by.name, by.source, "", connection)
 
     def changed(self, by: Identity, version: int, before: list[Any], after: list[Any]) -> None:
         """Record a change of the table, with the entries before and after it."""

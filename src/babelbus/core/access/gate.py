@@ -157,6 +157,11 @@ class Gate:
         if self.enforcing:
             self.audit.logout(name, source)
 
+    def note_close(self, by: Identity, connection: str) -> None:
+        """Record in the audit that somebody has closed the connection of a client, if the gate is on."""
+        if self.enforcing:
+            self.audit.closed(by, connection)
+
     def owner(self, source: str, owner: str) -> Identity:
         """Return the identity of who is kept as an owner, see `owner_of`; strangers, if nobody is.
 

@@ -230,6 +230,11 @@ class RpcSession(contract.Session):
         self._schedule()
 
     @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The topics of all streams."""
+        return [(one.topic, False) for stream in self.streams.values() for one in stream.subscribed.values()]
+
+    @property
     def principal(self) -> str | None:
         """Name of the principal that the last call has proved."""
         return name_of(self._caller)

@@ -561,6 +561,11 @@ class Session(contract.Session):
             self._lose()
 
     @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The topics of the client."""
+        return [(one.topic, False) for one in self._subscribed.values()]
+
+    @property
     def principal(self) -> str | None:
         """Name of the principal that the client has proved to be."""
         return name_of(self._caller)

@@ -243,6 +243,11 @@ class Subscription:
         self.client = client
         return Outcome.SUBSCRIBED, b""
 
+    @property
+    def topics(self) -> list[str]:
+        """Names of the topics."""
+        return list(self._subscribed)
+
     def end(self) -> None:
         """Release the topics."""
         self._subscribed.clear()

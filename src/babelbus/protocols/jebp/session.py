@@ -184,6 +184,17 @@ class Session(contract.Session):
         return None if self._client is None else self._client.name
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether the handshake is done: everything behind it is encrypted."""
+        return self.established
+
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The topics and patterns that the client reads live."""
+        calls = [] if self._calls is None else self._calls.subscriptions
+        return [*((name, False) for name in self._subscription.topics), *calls]
+
+    @property
     def busy(self) -> bool:
         """Whether requests are put off."""
         return bool(self._backlog)

@@ -2,9 +2,11 @@
 
 import logging
 import os
+from collections.abc import Collection
 
 from babelbus.config import SbusSettings
 from babelbus.core.access import ANONYMOUS, Identity
+from babelbus.listening.connections import Connected
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub, identity_of, source_of
 from babelbus.protocols.sbus.packets import Door, OpenDoor, PacketServer, open_door, read_door
@@ -69,6 +71,11 @@ class SbusService:
     def _note_login(self, principal: Identity) -> None:
         if principal.name != ANONYMOUS:
             self._gate.note_login(principal.name, principal.source)
+
+    @property
+    def connections(self) -> Collection[Connected]:
+        """The open connections."""
+        return self.server.connections
 
     async def drain(self) -> None:
         """Close the doors and read no packets; packets that wait for clients are still sent."""

@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from babelbus.core.access import ANONYMOUS, AccessRefusedError, Action, Identity, has_lost, refusal
+from babelbus.core.access import ANONYMOUS, AccessRefusedError, Action, Identity, Narrowing, has_lost, refusal
 from babelbus.core.flow_policy import Flow
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
@@ -43,6 +43,7 @@ class Session:
         self._hub = hub
         self._held: dict[bytes, _Held] = {}
         self._stored = 0
+        self.received_bytes = 0
         self._pattern_bytes = 0
         self._echo = True
         self._unstored_bytes = 0
@@ -68,6 +69,7 @@ class Session:
             if last < count:
                 hub.drop("inexpressible", count - last)
         size_bytes = sum(packets.sizes[first:last])
+        self.received_bytes += size_bytes
         hub.received.inc(last - first, size_bytes)
         fan_of = hub.fanout.fans.get
         data, starts, sizes = packets.data, packets.starts, packets.sizes
@@ -175,6 +177,14 @@ class Session:
             except (AccessRefusedError, QuotaExceededError) as error:  # the answer of sbus is to disconnect
                 raise RemoteProtocolError(str(error)) from error
             held.subscriptions.append(subscription)
+
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns of the client, and of each whether only a part of it is granted."""
+        return [
+            (pattern.decode("utf-8", "replace"), any(one.narrowing is Narrowing.PART for one in held.subscriptions))
+            for pattern, held in self._held.items()
+        ]
 
     def access_changed(self) -> bool:
         """Update the principal after a change of the table; return whether the client has to go.

@@ -301,6 +301,11 @@ class WebSession(HttpSession):
         """Name of the principal that the client has proved to be."""
         return self._rest.name if self._successor is None else self._successor.principal
 
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """Those of the stream of events, or of the WebSocket."""
+        return super().subscriptions if self._stream is None else self._stream.subscriptions
+
     def access_changed(self) -> bool:
         """Check again who the connection is; the hub knows what its events and its WebSocket may be sent."""
         self._rest.access_changed()

@@ -170,6 +170,12 @@ class Peer(ABC):
         self._over = False
 
     @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The keys and patterns of the client, and of each whether only a part of it is granted."""
+        own = (*self.subscribers.values(), *self.ls_subscribers.values())
+        return [(one.subject or "", one.narrowed) for one in own]
+
+    @property
     @abstractmethod
     def form(self) -> str:
         """Clients of an equal form get the same bytes for the same change and subscription."""

@@ -164,6 +164,11 @@ class SocketSession(WebSocketSession):
         return self.session.established
 
     @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns of the client, and of each whether only a part of it is granted."""
+        return self.session.subscriptions
+
+    @property
     def principal(self) -> str | None:
         """Name of the principal that the client has proved to be."""
         return self.session.access.name

@@ -78,6 +78,11 @@ class Session(Generic[Asked]):
         self._change: Work[Message] | None = None
         """The change of an MQ that waits, for the command that is put off."""
 
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The MQs that the client consumes; with the channel behind a comma, if it is not that of the MQ's name."""
+        return [(mq if channel == mq else f"{mq},{channel}", False) for mq, channel in self._subscriptions]
+
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def handle(self, message: Message, asked: Asked, *, target: str | None = None) -> bool:

@@ -192,6 +192,11 @@ class SocketSession(WebSocketSession):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The MQs that the client consumes."""
+        return self.session.subscriptions
+
+    @property
     def established(self) -> bool:
         """Whether the client is as far as it has to be."""
         return True

@@ -124,6 +124,11 @@ class HttpSession(Session, ABC):
             raise self._last_word
 
     @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """Those of the successor: a request alone has none."""
+        return [] if self._successor is None else self._successor.subscriptions
+
+    @property
     def busy(self) -> bool:
         """Whether requests are put off, or the end waits for the last answer."""
         if self._successor is not None:

@@ -58,6 +58,11 @@ class Stream:
         """
         raise CallRefusedError("bad_argument", "this call takes no further messages")
 
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns that the call reads live, and of each whether only a part of it is granted."""
+        return []
+
     def resume(self) -> None:
         """Resume sending: the connection has room again."""
 
@@ -390,6 +395,12 @@ class Calls:
         for call in list(self._open.values()):
             if call.stream is not None:
                 call.stream.resume()
+
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns of all streams."""
+        streams = [call.stream for call in self._open.values() if call.stream is not None]
+        return [one for stream in streams for one in stream.subscriptions]
 
     def access_changed(self, principal: Identity) -> None:
         """Call streams, which check the rights of the client again."""

@@ -95,6 +95,11 @@ class Consumer(Stream):
         self._closed = False
         Work(self._join())
 
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The topic."""
+        return [(self._topic, False)]
+
     async def _join(self) -> None:
         try:
             group = await self._group()

@@ -47,10 +47,11 @@ class Subscriber(Stream):
         self._delivered = call.metrics.live_delivered(PROTOCOL)
         self._slow = call.metrics.live_dropped_total.labels(PROTOCOL, "slow")
         self._subscriptions: list[Subscription] = []
+        self._texts = [call.principal.absolute(text) for text in request.patterns]
         broker = call.broker
         try:
-            for text in request.patterns:
-                pattern = read_pattern(call.principal.absolute(text), broker.state.key_bytes_max)
+            for text in self._texts:
+                pattern = read_pattern(text, broker.state.key_bytes_max)
                 # Shared among the patterns: an event that matches two of them comes once.
                 one = broker.subscribe(pattern, self._receive, principal=call.principal, shared=True, owner=self)
                 self._subscriptions.append(one)
@@ -111,6 +112,13 @@ class Subscriber(Stream):
                 body = _encode((1, ()))
                 self._slow.inc()
             self._call.send(body)
+
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns, and of each whether only a part of it is granted."""
+        return [
+            (text, one.narrowing is Narrowing.PART) for text, one in zip(self._texts, self._subscriptions, strict=False)
+        ]
 
     def receive(self, body: Data) -> None:
         """Handle how many events the client has handled."""

@@ -6,6 +6,7 @@ not take wait in its backlog; the receiver's policy (`Flow`) says what happens w
 
 import asyncio
 import errno
+import itertools
 import logging
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from babelbus.core.access import Identity
 from babelbus.core.flow_policy import NOTHING, Bound, Flow
 from babelbus.descriptors import is_reserved
 from babelbus.errors import RemoteProtocolError
+from babelbus.listening.connections import ConnectionInfo, SubscriptionInfo
 from babelbus.protocols.sbus.credentials import Credentials
 from babelbus.protocols.sbus.hub import PROTOCOL, Hub
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
@@ -62,6 +64,7 @@ class PacketServer:
         self.connections: set[PacketConnection] = set()
         self.on_empty: Callable[[], None] = lambda: None
         """Called when the last connection has gone."""
+        self.numbers = itertools.count(1)
         self._doors: list[OpenDoor] = []
         metrics.connections_max.labels(PROTOCOL).set(settings.connections_max)
         metrics.outbox_bytes_max.labels(PROTOCOL).set(settings.queue_bytes_max)
@@ -177,6 +180,8 @@ class PacketConnection:
         self._held = False
         self._stopped_by: set[PacketConnection] = set()
         self._stopping: set[PacketConnection] = set()
+        self.number = next(server.numbers)
+        self._began = server.loop.time()
         self.name = f"pid {credentials.pid} uid {credentials.uid}"
         self._session = Session(server.hub, self, credentials)
         self._loop.add_reader(self._descriptor, self._readable)
@@ -185,6 +190,27 @@ class PacketConnection:
     def principal(self) -> Identity:
         """The identity of the client."""
         return self._session.principal
+
+    @property
+    def peer(self) -> str:
+        """The process of the client."""
+        return self.name
+
+    @property
+    def principal_name(self) -> str | None:
+        """Name of the principal of the process."""
+        return self.principal.name or None
+
+    def describe(self) -> ConnectionInfo:
+        """Return the figures of the connection. Nobody counts the bytes to one client: that would cost each packet."""
+        subscriptions = [SubscriptionInfo(*one) for one in self._session.subscriptions]
+        open_seconds = self._loop.time() - self._began
+        received = self._session.received_bytes
+        return ConnectionInfo(open_seconds, received, None, self.backlog.size_bytes, False, subscriptions)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.close()
 
     def access_changed(self) -> bool:
         """Update who the client is; return whether the client has to go."""
