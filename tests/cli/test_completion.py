@@ -1,6 +1,7 @@
 """Completion knows the words of the server, and is silent without one."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.cli.shell import COMMAND, ENVIRONMENT, Served, Shell
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.terminal import Terminal
 
 
 def complete(shell: Shell, *words: str, **variables: str) -> list[str]:
@@ -59,3 +61,30 @@ def test_the_script_is_installed_where_the_shell_finds_it(shell: Shell, tmp_path
     assert path.startswith(str(home))
     assert "_BABELBUS_COMPLETE" in Path(path).read_text()
     assert os.path.isfile(path)
+
+
+SHELLS = {
+    "bash": (["bash", "--norc", "-i"], ". ~/.local/share/bash-completion/completions/babelbus"),
+    "zsh": (["zsh", "-f", "-i"], "fpath+=~/.zfunc; autoload -Uz compinit; compinit -u"),
+    "fish": (["fish", "-i"], "true"),
+}
+"""Each shell without the files of the developer, and the line that the documentation asks for."""
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_the_installed_script_completes_a_topic_in_the_real_shell(served: Served, tmp_path: Path, name: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"the completion of {name} is not tried: {name} is not installed")
+    served.run("topics", "create", f"zebra-{name}")
+    home, tools = tmp_path / "home", tmp_path / "tools"
+    home.mkdir()
+    tools.mkdir()
+    (tools / "babelbus").write_text("#!/bin/sh\nexec " + " ".join(f"'{part}'" for part in COMMAND) + ' "$@"\n')
+    (tools / "babelbus").chmod(0o755)
+    environment = ENVIRONMENT | {"HOME": str(home), "PATH": f"{tools}:{os.environ['PATH']}", "XDG_CONFIG_HOME": ""}
+    subprocess.run([*COMMAND, "completion", name, "--install"], env=environment, check=True, capture_output=True)
+    command, preparation = SHELLS[name]
+    with Terminal(command, served.folder, environment) as terminal:
+        terminal.type(f"{preparation}\n")
+        terminal.type("babelbus topics show ze\t")
+        terminal.expect(f"zebra-{name}", again="\t")

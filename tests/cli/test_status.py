@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from babelbus.cli.status import _rate, _screen, _uptime, _with_rates
-from tests.cli.shell import Served
+from tests.cli.shell import COMMAND, ENVIRONMENT, Served
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.terminal import Terminal
 
 
 def sample(at: float, acknowledged: int, lag: int) -> dict[str, object]:
@@ -67,3 +68,22 @@ def test_a_server_is_shown_once_and_live_without_a_terminal(served: Served) -> N
     live.send_signal(signal.SIGINT)
     live.communicate(timeout=SAFETY_NET_SECONDS)
     assert live.returncode == 0
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_top_fits_a_real_terminal_and_leaves_it_as_it_was(served: Served, columns: int) -> None:
+    topic = f"a-topic-with-a-name-that-is-rather-long-{columns}"
+    served.run("topics", "create", topic)
+    served.run("publish", topic, "one")
+    command = [*COMMAND, "top", "--interval", "50ms"]
+    with Terminal(command, served.folder, ENVIRONMENT, columns=columns) as terminal:
+        terminal.expect("published")
+        terminal.expect(topic if columns == 200 else topic[:10])
+        shown = len(terminal.raw)
+        while len(terminal.raw) < 3 * shown:  # the screen is drawn again in place
+            assert terminal.read(SAFETY_NET_SECONDS)
+        assert max(map(len, terminal.text.splitlines())) <= columns
+        terminal.type("\x03")
+        assert terminal.wait() in (0, 130)
+        assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l") > 0  # the cursor is back
+        assert "Traceback" not in terminal.text
