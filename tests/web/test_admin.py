@@ -55,6 +55,7 @@ class FakeServer:
         self.addresses = {"jebp": "127.0.0.1:5320"}
         self.started_at = self.clock.monotonic()
         self.stopping = False
+        self.admin_tls = False
         self.history: History | None = None
         self.reloads = 0
         self.fingerprint = "f" * 64

@@ -255,6 +255,23 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
             return self.admin.removeprefix(HTTPS)
         return self._address("admin", self.config.admin.host, self.config.admin.port)
 
+    def console_address(self, told: str) -> tuple[str, bool]:
+        """Return "host:port" of the console, and whether it can be reached from here; `told` is what the server says.
+
+        A server elsewhere tells the address that it listens on, which may be one of its own machine.
+        """
+        from babelbus.config import is_loopback
+
+        if self._speaks_http():
+            return self.admin_address(), True
+        host, _, port = told.rpartition(":")
+        if self.remote is None:
+            return _reachable(told), True
+        own_host = self.remote.rpartition(":")[0]
+        if host.strip("[]") in _ANYWHERE:
+            return f"{own_host}:{port}", True
+        return told, not is_loopback(host.strip("[]")) or is_loopback(own_host.strip("[]"))
+
     def jebp_address(self) -> str:
         """Return "host:port" of the jebp listener; with `--admin` alone, as that server tells it."""
         if self.remote:

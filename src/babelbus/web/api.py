@@ -78,7 +78,7 @@ class AdminApi:
                 *PipelineRoutes(pipelines).routes,
                 *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
                 *AuditRoutes(broker).routes,
-                *ConsoleCalls(self.sessions).routes,
+                *ConsoleCalls(server, self.sessions).routes,
                 *HistoryRoutes(server).routes,
                 *ConnectionRoutes(server).routes,
             )

@@ -11,6 +11,7 @@ from babelbus.web.answers import answer, read_body
 from babelbus.web.callers import ADMIN, CONSOLE
 from babelbus.web.calls import Call, Route
 from babelbus.web.errors import SessionsClosedError
+from babelbus.web.server import Host
 from babelbus.web.sessions import Sessions
 
 QUESTIONS_MAX = 1_000
@@ -32,7 +33,8 @@ class Questions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ConsoleCalls:
     """The requests about rights and codes."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, server: Host, sessions: Sessions) -> None:
+        self._server = server
         self._sessions = sessions
 
     @property
@@ -58,4 +60,5 @@ class ConsoleCalls:
             # A session has an end, which a code made in it would put off again and again.
             raise SessionsClosedError("a log-in of the console makes no codes; use a token or a password")
         code, expires_ms = self._sessions.make_code(principal, ADMIN)
-        return answer({"code": code, "expires_ms": expires_ms}, status=201)
+        address, tls = self._server.addresses.get("admin", ""), self._server.admin_tls
+        return answer({"code": code, "expires_ms": expires_ms, "address": address, "tls": tls}, status=201)

@@ -44,6 +44,8 @@ class Host(ClientList, Protocol):
     addresses: dict[str, str]
     started_at: float
     stopping: bool
+    admin_tls: bool
+    """Whether the administration endpoint speaks TLS."""
     history: History | None
     """`None` where no console shows it."""
 
