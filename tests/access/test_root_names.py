@@ -9,34 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-import grpc
 import pytest
 
 from babelbus.client import Client
 from babelbus.clients.jebp.errors import ClientError as JebpError
 from babelbus.clients.worterbuch.errors import ClientError as TreeError
-from babelbus.core.access import SERVER, Row
+from babelbus.core.access import SERVER
 from babelbus.core.groups import GroupSettings
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.protocols.zbus.codec import encode_message
 from babelbus.protocols.zbus.messages import Message
 from babelbus.wire.websocket import encode_texts
-from tests.access.drivers import (
-    Admin,
-    Driver,
-    Jebp,
-    JebpCalls,
-    MeshAdmin,
-    MeshEvents,
-    MeshGrpc,
-    MeshTcp,
-    Tree,
-    TreeRest,
-    ZbusMonitor,
-    ZbusMonitorSocket,
-    ZbusSocket,
-)
+from tests.access.drivers import Admin, Jebp, JebpCalls, Tree, TreeRest, ZbusSocket
 from tests.access.house import VALUE, House
 from tests.access.test_roots import ACME, GLOBEX, make, tenant, two_tenants
 from tests.support.bus import SAFETY_NET_SECONDS, read
@@ -478,46 +463,3 @@ def test_a_name_that_begins_as_the_root_does_is_stripped_once(house: House) -> N
         subscription.begin()
         house.emit(f"{ACME}/{ACME}/x")
         assert next(subscription).subject == f"{ACME}/x"
-
-
-# -- EventMesh, and the doors of the operator ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("driver", [MeshGrpc, MeshEvents])
-def test_a_request_that_fails_over_grpc_names_no_root(house: House, driver: type[MeshGrpc]) -> None:
-    with tenant(house, ACME, driver) as (tenancy, proof), driver(tenancy, proof) as client:
-        try:
-            text = str(client.mesh.ask("requestReply", client.mesh.publication("nobody", "?")))
-        except grpc.RpcError as error:
-            text = str(error)
-        assert "nobody answers requests to 'nobody'" in text.replace("\\'", "'")
-        assert "tenants" not in text
-
-
-def test_a_letter_over_eventmesh_names_no_root(house: House) -> None:
-    make(house, f"{ACME}/dead-letters/g")
-    letter = Event(f"{ACME}/dead-letters/g", VALUE, None, ((b"dead-topic", f"{ACME}/news".encode()),))
-    with tenant(house, ACME, MeshTcp) as (tenancy, proof), MeshTcp(tenancy, proof) as client:
-        assert client.listen("dead-letters/g", "CLUSTERING")
-        house.run(lambda: house.broker.publish(Publication(SERVER, "test", [letter])).wait())
-        _, body = client.client.push()
-        assert body["topic"] == "dead-letters/g"
-        assert body["properties"]["dead-topic"] == "news"
-
-
-@pytest.mark.parametrize("driver", [ZbusMonitor, ZbusMonitorSocket, MeshAdmin])
-def test_the_doors_of_the_operator_are_shut_for_a_tenant(house: House, driver: type[Driver]) -> None:
-    row = Row("role:walkers", "*", "#")
-    house.change(row)
-    try:
-        with driver(house, house.alice) as client:
-            assert not client.is_cut()  # whoever has no root comes in
-        with tenant(house, ACME, driver) as (tenancy, proof), driver(tenancy, proof) as client:
-            payload = b'{"number":%d}' % house.next_number()
-            assert client.is_cut()
-            assert not client.publish("a", payload)
-            if "manage" not in driver.lacks:
-                assert not client.manage("made")
-            assert not any(payload in (one or b"") for _, one in house.heard)
-    finally:
-        house.run(lambda: house.broker.gate.remove([row], SERVER))

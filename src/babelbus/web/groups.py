@@ -214,12 +214,15 @@ def _inspected(group: Group, principal: Identity, **limits: int) -> GroupShown:
 
 
 def _page(call: Call, groups: list[Group], count: int) -> dict[str, Any]:
-    """Return a page of groups, with what they do now: of those that contain `search`, in the order of `sort`."""
+    """Return a page of groups, with what they do now: of those that contain `search`, in the order of `sort`.
+
+    The server's own groups, such as `$replay`, are left out: nobody waits for them.
+    """
     principal, search = call.principal, call.query.get("search", "").lower()
     sort = call.query.get("sort", "topic")
     if sort not in SORTS:
         raise web.HTTPBadRequest(text=f"sort is one of {', '.join(SORTS)}, not {sort[:40]!r}")
-    pairs = [(_shown(group, principal), group) for group in groups]
+    pairs = [(_shown(group, principal), group) for group in groups if not group.name.startswith("$")]
     pairs = [pair for pair in pairs if search in f"{pair[0].topic} {pair[0].name}".lower()]
     pairs.sort(key=lambda pair: SORTS[sort](pair[0]), reverse=call.query.get("descending") == "1")
     offset = read_number(call, "offset") or 0

@@ -5,7 +5,6 @@ from typing import Any
 import jwt
 import pytest
 
-from babelbus.protocols.worterbuch.gatekeeper import PROVES_NOTHING
 from babelbus.protocols.worterbuch.profiles import PROFILES
 from tests.support.bus import in_loop
 from tests.support.web import SECRET, token
@@ -203,7 +202,7 @@ async def test_a_token_that_begins_later_ends_the_connection() -> None:
     claims = {"sub": "me", "name": "me", "exp": now + 500, "nbf": now + 61, "worterbuchPrivileges": {"read": ["#"]}}
     heard = Talker(hub).ask({"authorizationRequest": {"authToken": jwt.encode(claims, SECRET, "HS256")}})
     assert heard[0]["err"]["errorCode"] == 14
-    assert heard[0]["err"]["metadata"] == f'"{PROVES_NOTHING}"'
+    assert "not valid yet" in heard[0]["err"]["metadata"]
 
 
 @in_loop
@@ -214,7 +213,7 @@ async def test_wrong_tokens_are_told_to_wait_and_right_ones_are_taken_all_the_wh
     assert ["wait" in text or "try again in 1 s" in text for text in texts] == [False, True, True]
     assert Talker(hub).ask(authorize(read=["#"])) == [{"authorized": {"transactionId": 0}}]
     expired = {"authorizationRequest": {"authToken": token({}, exp=1)}}
-    assert Talker(hub).ask(expired)[0]["err"]["metadata"] == f'"{PROVES_NOTHING}"'  # no guess: it need not wait
+    assert "expired" in Talker(hub).ask(expired)[0]["err"]["metadata"]  # no guess
     bus.clock.advance(1)
     assert "try again" not in Talker(hub).ask(wrong)[0]["err"]["metadata"]
 

@@ -141,7 +141,7 @@ class Dialect(ABC):
         """Return the encoded message of a record or a reply."""
 
     @abstractmethod
-    def failed_request(self, error: BabelbusError, text: str) -> Any:
+    def failed_request(self, error: BabelbusError) -> Any:
         """Return the answer to a request without a reply; `None` if the call itself fails."""
 
 
@@ -277,9 +277,9 @@ class LegacyDialect(Dialect):
         # The header is the first field, and the same for all: fields that are encoded apart are joined as bytes.
         return (_CLOUD_FRONT if flavour == CLOUD_EVENT else _FRONT) + bytes(message.SerializeToString())
 
-    def failed_request(self, error: BabelbusError, text: str) -> Any:
+    def failed_request(self, error: BabelbusError) -> Any:
         """Return a SimpleMessage in the shape of an acknowledgement (7.5)."""
-        return self.acknowledgement(None, code_of(error, REQUEST_ERROR), text)
+        return self.acknowledgement(None, code_of(error, REQUEST_ERROR), str(error))
 
 
 def _client(header: Any) -> str:
@@ -431,7 +431,7 @@ class EventsDialect(Dialect):
                 event.attributes[name].ce_string = value
         return bytes(event.SerializeToString())
 
-    def failed_request(self, error: BabelbusError, text: str) -> Any:
+    def failed_request(self, error: BabelbusError) -> Any:
         """Return nothing: the call fails with a status of gRPC (0.3)."""
         return None
 

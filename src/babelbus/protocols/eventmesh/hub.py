@@ -24,7 +24,6 @@ from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Key, Question, Reply
-from babelbus.core.rooted import relative_headers
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
 from babelbus.metrics import Metrics
@@ -261,14 +260,8 @@ class Hub:
     def fresh(self, member: Member, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Return the deliveries whose time to live is not over, to a tenth of a second; the group is done with others.
 
-        A delivery that a client may have seen before stays (10). The subjects in headers are named as the client knows
-        them.
+        A delivery that a client may have seen before stays (10).
         """
-        root = member.principal.root
-        if root is not None:
-            deliveries = [
-                msgspec.structs.replace(one, headers=relative_headers(one.headers, root)) for one in deliveries
-            ]
         now, rule = self.clock.now_ms(), self.settings.expire
         if rule == "none" or now - deliveries[0].timestamp < TTL_STEP_MS:
             return deliveries

@@ -84,7 +84,7 @@ class Methods:
         if path.endswith(b"OneWay"):
             answer(Empty())
         elif path.endswith(b"requestReply"):
-            answer(method.dialect.failed_request(error, str(error)) or error)
+            answer(method.dialect.failed_request(error) or error)
         else:
             answer(_outcome(method.dialect, BODY_ERROR, error))
 
@@ -142,8 +142,7 @@ class Methods:
             if request.error is not None:
                 raise request.error
         except BabelbusError as error:
-            text = str(error) if principal is None else principal.relative_text(str(error))
-            failed = dialect.failed_request(error, text)
+            failed = dialect.failed_request(error)
             if failed is None:
                 raise
             return failed

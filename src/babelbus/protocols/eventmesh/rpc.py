@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from babelbus.core.access import AccessRefusedError, Identity
+from babelbus.core.access import AccessRefusedError
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.core.request import NoRespondersError, RequestTimeoutError
@@ -178,20 +178,20 @@ class RpcSession(contract.Session):
         if asked.deadline is not None:
             self._set_deadline(stream, asked.deadline)
         if not self._server.hub.callers.enforcing:
-            method.handle(method.dialect, message, None, partial(self._answer, stream, None))
+            method.handle(method.dialect, message, None, partial(self._answer, stream))
             return
-        self._prove(asked.path, method, message, stream)
+        self._prove(asked.path, method, message, partial(self._answer, stream))
 
-    def _prove(self, path: bytes, method: Method, message: Any, stream: int) -> None:
+    def _prove(self, path: bytes, method: Method, message: Any, answer: Callable[[Any], None]) -> None:
         """Handle a call as soon as its caller is known."""
-        answer = partial(self._answer, stream, None)
 
         def carry_out(_: Promise) -> None:
             if work.error is not None:
                 self._server.refuse(method, path, work.error, answer)
             elif not self._closed:
                 self._caller = work.value
-                self._carry_out(method, message, stream, work.value.principal)
+                assert method.handle is not None
+                method.handle(method.dialect, message, work.value.principal, answer)
 
         try:
             caller = self._identify(method.dialect.credentials(message))
@@ -203,11 +203,8 @@ class RpcSession(contract.Session):
             work.when_done(carry_out)
         else:
             self._caller = caller
-            self._carry_out(method, message, stream, caller.principal)
-
-    def _carry_out(self, method: Method, message: Any, stream: int, principal: Identity) -> None:
-        assert method.handle is not None
-        method.handle(method.dialect, message, principal, partial(self._answer, stream, principal))
+            assert method.handle is not None
+            method.handle(method.dialect, message, caller.principal, answer)
 
     def _identify(self, given: Given) -> Caller | Work[Caller]:
         return self._server.hub.callers.identify(given, self._address, self._outbox.peer_certificate)
@@ -242,12 +239,11 @@ class RpcSession(contract.Session):
         """Name of the principal that the last call has proved."""
         return name_of(self._caller)
 
-    def _answer(self, stream: int, principal: Identity | None, answer: Any) -> None:
+    def _answer(self, stream: int, answer: Any) -> None:
         self._cancel_deadline(stream)
         calls = self._calls
         if isinstance(answer, BabelbusError):
-            text = str(answer) if principal is None else principal.relative_text(str(answer))
-            calls.fail(stream, _status(answer), text)
+            calls.fail(stream, _status(answer), str(answer))
         else:
             message = answer if isinstance(answer, bytes) else answer.SerializeToString()
             limit = self._server.hub.settings.body_bytes_max

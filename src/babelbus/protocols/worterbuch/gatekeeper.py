@@ -4,7 +4,6 @@ A token names the principal by a claim and grants patterns of its own (docs/spec
 while the gate is on, the table has to grant the request too.
 """
 
-import logging
 from collections.abc import Callable
 
 from babelbus.clock import Clock
@@ -18,11 +17,7 @@ from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.worterbuch.errors import MisfitTokenError, TooManyTokensError, UnauthorizedError
 from babelbus.protocols.worterbuch.privileges import Privileges, Verifier
 
-log = logging.getLogger(__name__)
-
 PROTOCOL = "worterbuch"
-PROVES_NOTHING = "the token proves nothing"
-"""The answer to every token that is not accepted, whatever the reason is."""
 Names = list[tuple[NameKind, str]]
 
 
@@ -65,21 +60,14 @@ class Gatekeeper:
         """
         try:
             privileges = self._verify(token, host_of(address))
-        except TooManyTokensError as error:
+        except UnauthorizedError as error:
             self.login("", address, refused=str(error))
             raise
-        except UnauthorizedError as error:
-            raise self._refused("", address, str(error)) from error
         if not self.may_claim(privileges.principal):
-            raise self._refused(privileges.principal, address, "the token names no principal of the table of access")
+            unknown = MisfitTokenError("the token names no principal of the table of access")
+            self.login(privileges.principal, address, refused=str(unknown))
+            raise unknown
         return privileges
-
-    def _refused(self, name: str, address: str | None, reason: str) -> UnauthorizedError:
-        """Return the error that the client gets: the reason is for the operator, in the audit or else in the log."""
-        refusal = self.login(name, address, refused=reason)
-        if not refusal:
-            log.info("%s %s: a token is refused: %s", PROTOCOL, host_of(address), reason)
-        return UnauthorizedError(PROVES_NOTHING + (f" (refusal {refusal})" if refusal else ""))
 
     def _verify(self, token: str, place: str) -> Privileges:
         verifier = self.verifier
@@ -132,9 +120,9 @@ class Gatekeeper:
         names += [("dns", name) for name in certificate.dns_names]
         return self._by_names([*names, *(("cn", name) for name in certificate.common_names)])
 
-    def login(self, name: str, address: str | None, *, refused: str = "") -> str:
-        """Record in the audit that a client has proved a name, or why it has not; return the id of the record."""
-        return self._gate.note_login(name, f"{PROTOCOL}:{host_of(address)}", refused=refused, is_known=True)
+    def login(self, name: str, address: str | None, *, refused: str = "") -> None:
+        """Record in the audit that a client has proved a name, or why it has not."""
+        self._gate.note_login(name, f"{PROTOCOL}:{host_of(address)}", refused=refused, is_known=True)
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 

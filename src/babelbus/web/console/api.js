@@ -101,8 +101,8 @@ export const patch = (target, body = {}, options) => json("PATCH", target, { bod
 export const del = (target, body, options) => json("DELETE", target, { body, ...options })
 
 /** Call `onLine` with each value of an answer of JSON lines; return when the answer ends. Abort `signal` to stop. */
-export async function lines(target, query, onLine, signal) {
-  const response = await send("GET", target, { query, signal, timeout: 0, headers: { Accept: "application/x-ndjson" } })
+export async function lines(target, query, onLine, signal, { method = "GET", body } = {}) {
+  const response = await send(method, target, { query, body, signal, timeout: 0, headers: { Accept: "application/x-ndjson" } })
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader()
   let parts = []
   try {
