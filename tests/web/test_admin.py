@@ -31,6 +31,7 @@ from babelbus.storage.files import FileSystem
 from babelbus.web import callers
 from babelbus.web.admin import AdminServer
 from babelbus.web.api import AdminApi
+from babelbus.web.changes import Changes
 from babelbus.web.clients import ClientLine
 from babelbus.web.history import History
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
@@ -56,6 +57,8 @@ class FakeServer:
         self.started_at = self.clock.monotonic()
         self.stopping = False
         self.admin_tls = False
+        self.changes = Changes(self.clock)
+        self.changes.watch(self.broker)
         self.history: History | None = None
         self.reloads = 0
         self.fingerprint = "f" * 64

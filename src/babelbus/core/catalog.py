@@ -128,6 +128,8 @@ class Catalog:
         self.backends: dict[str, Backend] = {}
         """The engines that are in use."""
         self.on_topics_changed: Callable[[str], Promise] = lambda name: DONE
+        self.on_topic_edited: Callable[[str, str, Identity], None] = lambda name, what, by: None
+        """Called with name, deed in words and principal, after a topic was made, changed or removed."""
         self._on_changed: list[Callable[[], None]] = []
         self.on_sources_changed: Callable[[], None] = lambda: None
 
@@ -381,6 +383,7 @@ class Catalog:
             raise
         topic = self._add_topic(name, kept, logs)
         self._changed(name)
+        self.on_topic_edited(name, "made", principal)
         return topic
 
     def _check_new(self, name: str, partitions: int | None, settings: dict[str, Any], owner: str) -> _Kept:
@@ -419,6 +422,8 @@ class Catalog:
         topic.partitions += self._make_partitions(made, await self._run(backend.changes, store), count)
         self._configure(topic, made)
         self._changed(name)
+        names = [*changes, *(["partitions"] if partitions > count else [])]
+        self.on_topic_edited(name, f"changed: {', '.join(names)}" if names else "left as it was", principal)
         return topic
 
     def _configure(self, topic: Topic, settings: TopicSettings) -> None:
@@ -442,6 +447,7 @@ class Catalog:
             raise disk_error(error, f"topic {name!r} could not be removed") from error
         self._give_topic(topic.owner)
         noted = self._changed(name)
+        self.on_topic_edited(name, "removed", principal)
         for store, token in hidden:
             task = self._loop.create_task(self._erase(store, token, noted))
             self._background.add(task)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from babelbus import __version__
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config, TopicLayout
 from babelbus.core.access import SERVER, Identity, InvalidAccessError, Principal
@@ -48,6 +49,7 @@ from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import Note
+from babelbus.web.changes import Changes
 from babelbus.web.history import History
 from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
 from babelbus.web.sessions import KeptSessions
@@ -103,6 +105,7 @@ class Server:
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
         self.history: History | None = None
+        self.changes = Changes(self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
         self._listed: dict[str, int] = {}
         """The list of topics, with numbers of partitions: those of clients, and those of the list that are damaged."""
@@ -141,6 +144,8 @@ class Server:
             worst = self._watch.take_worst
             self.history = History(self.broker, self.metrics, self.clock, self.folder, protocols, worst)
             self.history.start()
+        self.changes.note("server", f"the server started, version {__version__}")
+        self.changes.watch(self.broker)
         self.gate.watch()
         self._certificates.watch()
         gc.collect()

@@ -9,6 +9,7 @@ from babelbus.metrics import Metrics
 from babelbus.storage.notes import Note
 from babelbus.web.access import AccessRoutes
 from babelbus.web.audit import AuditRoutes
+from babelbus.web.change_calls import ChangeRoutes, noting
 from babelbus.web.clients import ClientRoutes
 from babelbus.web.connections import ConnectionRoutes
 from babelbus.web.console_calls import ConsoleCalls
@@ -59,30 +60,30 @@ class AdminApi:
         self._requests = RequestRoutes(broker, server.clock)
         pipelines = Pipelines(server.clock)
         metrics.registry.register(pipelines)
-        self.direct = Api(
-            (
-                *TopicRoutes(broker, metrics, server.config).routes,
-                *RecordRoutes(broker, views or {}).routes,
-                *CopyRoutes(broker).routes,
-                *self.search.routes,
-                *ServerRoutes(server).routes,
-                *StatusRoutes(server, metrics).routes,
-                *ClientRoutes(server).routes,
-                *StateRoutes(editor_of).routes,
-                *StateViews(editor_of, server.clock.now_ms).routes,
-                *self.live.routes,
-                *self._requests.routes,
-                *GroupRoutes(broker).routes,
-                *ConsumerRoutes(broker).routes,
-                *DeadLetterRoutes(broker).routes,
-                *PipelineRoutes(pipelines).routes,
-                *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
-                *AuditRoutes(broker).routes,
-                *ConsoleCalls(server, self.sessions).routes,
-                *HistoryRoutes(server).routes,
-                *ConnectionRoutes(server).routes,
-            )
+        routes = (
+            *TopicRoutes(broker, metrics, server.config).routes,
+            *RecordRoutes(broker, views or {}).routes,
+            *CopyRoutes(broker).routes,
+            *self.search.routes,
+            *ServerRoutes(server).routes,
+            *StatusRoutes(server, metrics).routes,
+            *ClientRoutes(server).routes,
+            *StateRoutes(editor_of).routes,
+            *StateViews(editor_of, server.clock.now_ms).routes,
+            *self.live.routes,
+            *self._requests.routes,
+            *GroupRoutes(broker).routes,
+            *ConsumerRoutes(broker).routes,
+            *DeadLetterRoutes(broker).routes,
+            *PipelineRoutes(pipelines).routes,
+            *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
+            *AuditRoutes(broker).routes,
+            *ConsoleCalls(server, self.sessions).routes,
+            *HistoryRoutes(server).routes,
+            *ConnectionRoutes(server).routes,
+            *ChangeRoutes(broker, server.changes).routes,
         )
+        self.direct = Api(noting(server.changes, routes))
 
     def access_changed(self) -> None:
         """Drop what waits for readers and responders who have lost a right."""

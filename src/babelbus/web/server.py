@@ -15,6 +15,7 @@ from babelbus.listening.connections import Connected
 from babelbus.web.answers import answer
 from babelbus.web.callers import SERVER_SUBJECT, check_admin
 from babelbus.web.calls import Call, Route
+from babelbus.web.changes import Changes
 from babelbus.web.clients import ClientList
 from babelbus.web.history import History
 
@@ -46,6 +47,7 @@ class Host(ClientList, Protocol):
     stopping: bool
     admin_tls: bool
     """Whether the administration endpoint speaks TLS."""
+    changes: Changes
     history: History | None
     """`None` where no console shows it."""
 

@@ -68,6 +68,8 @@ class Audit:
         """Records of each kind and principal among them."""
         self._timer: asyncio.TimerHandle | None = None
         self.on_refused: Callable[[Action], None] = lambda action: None
+        self.on_changed: Callable[[Identity, int, list[Any], list[Any]], None] = lambda by, version, before, after: None
+        """Called with each change of the table: by whom, the version, and the entries before and after."""
         self.unwritten = 0
         """Number of records that the disk refused."""
 
@@ -91,6 +93,7 @@ class Audit:
     def changed(self, by: Identity, version: int, before: list[Any], after: list[Any]) -> None:
         """Record a change of the table, with the entries before and after it."""
         now = self._clock.now_ms()
+        self.on_changed(by, version, before, after)
         self._write([AuditRecord("change", now, by.name, by.source, version=version, before=before, after=after)])
 
     def _fold(self, kind: str, name: str, source: str, action: str, subject: str, reason: str = "") -> str:
