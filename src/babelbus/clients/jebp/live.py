@@ -7,14 +7,17 @@ async for event in client.subscribe("plant/+/temp"):
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from babelbus.clients.jebp.calls import Calls, Stream
-from babelbus.clients.jebp.errors import is_loss
+from babelbus.clients.jebp.lasting import LastingStream
 from babelbus.protocols.jebp.call_messages import LiveEvent, Watch, Watching
 from babelbus.records.envelope import SOURCE_HEADER
+
+if TYPE_CHECKING:
+    from babelbus.protocols.jebp.messages import Data
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ class _Received(msgspec.Struct, frozen=True, array_like=True):
 _decode_received: Final = msgspec.msgpack.Decoder(_Received).decode
 
 
-class Subscription:
+class Subscription(LastingStream):
     """A live subscription. Made by `Client.subscribe`; ends with `close`, or when nobody refers to it any more.
 
     Events that are published while the connection is lost, or while the program is too slow, are not delivered later:
@@ -61,48 +64,29 @@ class Subscription:
 
     Attributes:
         dropped: how many events the server dropped because the program was too slow.
-        resubscribed: how often it was made again after a lost connection.
         narrowed: for each pattern, whether the client may only have a part of it.
     """
 
     def __init__(self, calls: Calls, patterns: Sequence[str], window: int) -> None:
+        super().__init__(calls, "subscribe", Watch(list(patterns), window), f"subscription to {', '.join(patterns)}")
         self.dropped = 0
-        self.resubscribed = 0
         self.narrowed: list[bool] = []
-        self._calls = calls
-        self._request = Watch(list(patterns), window)
-        self._stream: Stream | None = None
         self._events: deque[Event] = deque()
         self._handled = 0
-        self._closed = False
 
-    async def begin(self) -> None:
-        """Subscribe now, instead of with the first event: what is published from then on is delivered.
+    @property
+    def resubscribed(self) -> int:
+        """How often it was made again after a lost connection."""
+        return self.opened_again
 
-        Raises:
-            NoRightsError: the client may subscribe to nothing of a pattern.
-            BadArgumentError: a pattern is wrong.
-            UnsupportedByServerError: the server is older than jebp/1.2.
-            ClientError: there is no connection.
-        """
-        if self._stream is None:
-            await self._open(patient=False)
+    def _opened(self, answer: "Data") -> None:
+        self.narrowed = _decode_watching(answer).narrowed
+        self._handled = 0
 
-    async def _open(self, *, patient: bool) -> Stream:
-        while True:
-            stream = await self._calls.stream("subscribe", self._request, patient=patient)
-            try:
-                self.narrowed = _decode_watching(await stream.first()).narrowed
-            except BaseException as error:
-                stream.close()
-                if patient and is_loss(error):
-                    continue
-                raise
-            self._stream = stream
-            return stream
-
-    def __aiter__(self) -> Self:
-        return self
+    def _before(self, stream: Stream) -> None:
+        if self._handled:
+            stream.send(self._handled)
+            self._handled = 0
 
     async def __anext__(self) -> Event:
         """Wait for the next event.
@@ -113,46 +97,14 @@ class Subscription:
         """
         events = self._events
         while not events:
-            await self._load()
+            _, body = await self._next()
+            received = _decode_received(body)
+            if received.dropped:
+                self.dropped += received.dropped
+                log.warning("%s: %d events were dropped, the program is too slow", self._name, received.dropped)
+            self._handled += len(received.events)
+            events.extend(received.events)
         return events.popleft()
-
-    async def _load(self) -> None:
-        if self._closed:
-            raise StopAsyncIteration
-        stream = self._stream or await self._open(patient=bool(self.resubscribed))
-        if self._handled:
-            stream.send(self._handled)
-            self._handled = 0
-        try:
-            received = _decode_received(await anext(stream))
-        except StopAsyncIteration:
-            self._closed = True
-            raise
-        except Exception as error:
-            self._lose(error)
-            return
-        if received.dropped:
-            self.dropped += received.dropped
-            log.warning("subscription to %s: %d events were dropped, the program is too slow",
-                        ", ".join(self._request.patterns), received.dropped)  # fmt: skip
-        self._handled += len(received.events)
-        self._events.extend(received.events)
-
-    def _lose(self, error: Exception) -> None:
-        """Handle a lost connection: the next event subscribes again.
-
-        Raises:
-            ClientError: it was not that.
-        """
-        self._stream = None
-        self._handled = 0
-        if self._closed:
-            return
-        if not (is_loss(error) and self._calls.resends):
-            self._closed = True
-            raise error
-        self.resubscribed += 1
-        log.info("subscription to %s: %s; subscribing again", ", ".join(self._request.patterns), error)
 
     async def take(self) -> list[Event]:
         """Wait for events, and return all that are there; none when the subscription has ended.
@@ -166,22 +118,3 @@ class Subscription:
         events = [event, *self._events]
         self._events.clear()
         return events
-
-    async def close(self) -> None:
-        """End the subscription; events that came already are still read."""
-        self._closed = True
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await stream.finish()
-
-    async def __aenter__(self) -> Self:
-        await self.begin()
-        return self
-
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        await self.close()
-
-    def __del__(self) -> None:
-        """End the subscription, when a loop over the events was left without `close`."""
-        if self._stream is not None:
-            self._stream.close_soon()
