@@ -67,6 +67,7 @@ COMMANDS = {
         "Publish the records of FILE ('-' is standard input; compressed files are...",
     ),
     "check": ("repair:check", "Read every record and every index of a data folder, and list the problems."),
+    "migrate": ("migrate:migrate", "Move topics of a data folder into a cluster of NATS, with their offsets."),
     "repair": ("repair:repair", "Repair the problems that 'babelbus check' finds."),
     "pipeline": (
         "pipeline:pipeline",

@@ -87,6 +87,11 @@ class FolderStore:
         self._files.make_folder(self._path(topic))
         self._files.replace_file(f"{self._path(topic)}/{SETTINGS_NAME}", content)
 
+    def remove_partitions(self, topic: str) -> None:
+        """Delete the logs of a topic and keep its settings: its records are in another engine. May take long."""
+        for number in range(self.partition_count(topic)):
+            self._files.remove_tree(f"{self._path(topic)}/{number}")
+
     def hide(self, topic: str) -> str:
         """Remove a topic from `topics` at once and durably; see `contract.Store`."""
         token = f"{REMOVED_PREFIX}{secrets.token_hex(8)}"

@@ -19,7 +19,7 @@ from babelbus.records.columns import find_positions
 from babelbus.records.fields import offsets_at, timestamps_at
 from babelbus.records.format import PRODUCER_HEADER, read_producer, rebase
 from babelbus.records.record import Positions, RecordBatch, StoredBatch
-from babelbus.storage.contract import BadRange, LogSettings, Part, Recovery
+from babelbus.storage.contract import BadRange, Chunk, LogSettings, Part, Recovery
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
 from babelbus.storage.jetstream.client import PURGE_SECONDS, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError, RecordTooLargeError, StreamAlteredError
@@ -191,6 +191,40 @@ class WritableLog:
         if push:
             self.shard.push(self)
         return base_offset
+
+    def begin_at(self, offset: int) -> None:
+        """Set the first offset of a log that has no records: a copy of a log whose front is gone.
+
+        Raises:
+            StorageError: NATS refused, or did not answer.
+        """
+        assert self.bounds.first_offset == self.bounds.next_offset == self._next_offset
+        self.write_bounds(next_offset=offset, first_offset=offset)
+        self.settled()
+
+    def append_as_is(self, chunk: Chunk) -> None:
+        """Append stored records with the offsets that they have, which may have gaps; nobody else appends meanwhile.
+
+        Raises: as `append`.
+        """
+        data, size = chunk.data, len(chunk.data)
+        positions, _ = find_positions(data, 0, size)
+        if size > FRAME_BYTES:
+            self._check_sizes(RecordBatch(data, positions, (), chunk.base_offset))
+        with self._lock:
+            if (error := self.shard.failure or self._refusing) is not None:
+                raise error
+            if not self._room.take(size):
+                raise BackendBusyError(f"{self.name}: {self._room.bytes_held} bytes wait for NATS, try again later")
+            self._sent_latest = max(self._sent_latest, int(timestamps_at(data, positions).max(initial=0)))
+            head = Head(
+                *(Kind.RECORDS, self._topic, self._partition, 0),
+                *(self._sent_offset, chunk.next_offset, self._sent_bytes, self._sent_latest),
+            )
+            self._next_offset = self._sent_offset = chunk.next_offset
+            self._sent_bytes += size
+            self._unstored_bytes += size
+        self.shard.push(Message(self.subject, head, data, self, self._stored))
 
     def _check_sizes(self, batch: RecordBatch) -> None:
         largest = int(np.diff(np.asarray(batch.positions), append=len(batch.data)).max())

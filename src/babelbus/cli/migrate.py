@@ -1,0 +1,48 @@
+"""`babelbus migrate`: move topics of a data folder into a cluster of NATS."""
+
+import click
+import msgspec
+
+from babelbus.cli.command import BusCommand, CommandError, examples
+from babelbus.cli.output import human_bytes, plural, print_json, print_line, progress
+from babelbus.cli.target import Target, folder_options
+
+
+@click.command(
+    cls=BusCommand,
+    epilog=examples(
+        "babelbus migrate --config bus.toml           all topics with engine disk",
+        "babelbus migrate orders --remove             one topic; its files are deleted afterwards",
+    ),
+)
+@click.argument("topics", nargs=-1)
+@click.option("--remove", is_flag=True, help="Delete the files of each topic when it is moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a topic a line.")
+@folder_options
+def migrate(target: Target, topics: tuple[str, ...], remove: bool, as_json: bool) -> None:
+    """Move topics of a data folder from the disk into the cluster of NATS of the configuration (jetstream.servers).
+
+    The server must be stopped. Offsets stay, so consumer groups and the state go on where they were. Every record is
+    compared before a topic changes over. A run that was stopped goes on where it was when the command is called again.
+    """
+    from babelbus.clock import SystemClock
+
+    target.check_local("babelbus migrate")
+    target.existing_folder()
+    try:
+        from babelbus.server import migrate as moving
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{error.name} is not installed: pip install 'babelbus[jetstream]'") from error
+    with progress("migrate", None, "bytes", quiet=as_json) as advance:
+        for moved in moving.migrate(
+            target.config, SystemClock(), topics, remove=remove, seen=lambda size: advance(size, None)
+        ):
+            if as_json:
+                print_json(msgspec.to_builtins(moved))
+            elif moved.reason:
+                print_line(f"{moved.topic}: left where it is: {moved.reason}")
+            else:
+                print_line(
+                    f"{moved.topic}: {plural(moved.partitions, 'partition')} moved,"
+                    f" {human_bytes(moved.copied_bytes)} copied, {human_bytes(moved.compared_bytes)} compared"
+                )
