@@ -28,6 +28,7 @@ HINTS = {
     "group_owned": "wait until that has ended",
     "unknown_filter": "'babelbus groups alter TOPIC GROUP --filter none' takes it away",
     "no_dead_letters": "'babelbus dead-letters list' shows what there is",
+    "ambiguous_group": "'babelbus dead-letters list' shows the topics",
     "letters_waiting": "'babelbus dead-letters replay' sends them back, --all purges them too",
     "no_responders": "'babelbus respond SUBJECT --exec CMD' answers",
     "no_reply": "--timeout waits longer",

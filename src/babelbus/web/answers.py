@@ -12,6 +12,7 @@ from babelbus.core.access import AccessRefusedError, Identity, InvalidAccessErro
 from babelbus.core.access.gate import AccessConflictError, LockOutError
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.groups import (
+    AmbiguousGroupError,
     GroupClosedError,
     GroupExistsError,
     GroupOwnedError,
@@ -95,6 +96,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (TooManyRequestsError, 503, "busy"),
     (NoDeadLetterTopicError, 404, "no_dead_letters"),
     (LettersWaitingError, 409, "letters_waiting"),
+    (AmbiguousGroupError, 409, "ambiguous_group"),
     (NoSuchKeyError, 404, "no_such_key"),
     (InvalidKeyError, 400, "invalid_key"),
     (InvalidPatternError, 400, "invalid_pattern"),

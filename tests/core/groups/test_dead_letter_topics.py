@@ -8,6 +8,7 @@ from babelbus.core.groups.dead_letter_topics import (
     FAILURES_MAX,
     REPLAY_GROUP,
     TAKE_COUNT,
+    AmbiguousGroupError,
     DeadLetterTopics,
     LettersWaitingError,
     NoDeadLetterTopicError,
@@ -197,6 +198,29 @@ async def test_a_topic_that_a_group_names_is_one_too_and_says_who_sends_there() 
     info = box(crew).info("nurses", SERVER)
     assert (info.topic, info.partitions, info.letters) == ("sick-bay", 2, 0)
     assert [(one.topic, one.group, one.dead_lettered) for one in info.senders] == [("work", "nurses", 0)]
+    await crew.close()
+
+
+@in_loop
+async def test_a_group_of_several_topics_is_ambiguous_if_their_letters_are_apart() -> None:
+    crew = Crew()
+    for topic in ("other", "third", "sick-bay"):
+        crew.bus.topic(topic)
+    await bury(crew, 1)
+    crew.groups.create("other", "g", EXPLICIT, principal=SERVER)
+    assert box(crew).info("g", SERVER).topic == DEAD  # both send there
+    crew.groups.create("third", "g", EXPLICIT, principal=SERVER)
+    crew.groups.alter("third", "g", {"dead_letter_topic": "sick-bay"}, principal=SERVER)
+    dead = box(crew)
+    for ask in (
+        lambda: dead.read("g", 0, 0, 10, principal=SERVER),
+        lambda: dead.replay("g", principal=SERVER),
+        lambda: dead.purge("g", everything=True, principal=SERVER),
+    ):
+        with pytest.raises(AmbiguousGroupError, match="name the topic: 'dead-letters/g', 'sick-bay'"):
+            await ask()
+    assert {dead.info(name, SERVER).topic for name in (DEAD, "sick-bay")} == {DEAD, "sick-bay"}
+    assert dead.info(DEAD, SERVER).letters == 1
     await crew.close()
 
 

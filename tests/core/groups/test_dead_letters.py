@@ -1,10 +1,13 @@
 """Dead letters as records: what they carry, what they were, and what their topic is called."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from babelbus.core.access import Identity, Principal
+from babelbus.core.groups import GroupSettings
 from babelbus.core.groups.dead_letters import OURS, DeadLetter, NoDeadLetterError, make, origin, read, topic_name
+from babelbus.core.groups.registry import _rooted
 from babelbus.core.record import Record
 from babelbus.core.subject import check_topic_name
 from babelbus.storage.disk.store import folder_name
@@ -63,3 +66,14 @@ def test_every_group_has_a_topic_for_its_dead_letters(group: str) -> None:
     check_topic_name(name)
     folder_name(name)
     assert topic_name(group + "x") != name
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=62))
+@example("é" * 40)
+def test_every_group_of_a_tenant_has_a_topic_for_its_dead_letters(group: str) -> None:
+    acme = Identity("test", "acme", None, Principal("acme", root="tenants/acme").below)
+    name = _rooted(acme, group, GroupSettings()).dead_letter_topic
+    assert name is not None
+    assert name.startswith("tenants/acme/dead-letters/")
+    check_topic_name(name)
+    folder_name(name)

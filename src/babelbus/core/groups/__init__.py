@@ -1,6 +1,7 @@
 """Consumer groups: durable cursors shared by members of any protocol, redelivery, dead letters (docs/groups.md)."""
 
 from babelbus.core.groups.dead_letter_topics import (
+    AmbiguousGroupError,
     DeadLetterTopicInfo,
     DeadLetterTopics,
     Letter,
@@ -41,6 +42,7 @@ __all__ = [
     "LETTER_TOPIC",
     "OURS",
     "READ_AHEAD_BYTES",
+    "AmbiguousGroupError",
     "DeadLetter",
     "DeadLetterTopicInfo",
     "DeadLetterTopics",

@@ -59,6 +59,15 @@ class NoDeadLetterTopicError(BabelbusError):
     """The name is neither a topic of dead letters nor a group that has one."""
 
 
+class AmbiguousGroupError(BabelbusError):
+    """Groups of one name on several topics send their dead letters to different topics."""
+
+    def __init__(self, group: str, topics: Sequence[str]) -> None:
+        named = ", ".join(map(repr, topics))
+        super().__init__(f"groups {group!r} send their dead letters to several topics; name the topic: {named}")
+        self.group, self.topics = group, tuple(topics)
+
+
 class LettersWaitingError(BabelbusError):
     """Letters that were not replayed would be lost with their topic."""
 
@@ -149,7 +158,7 @@ class DeadLetterTopics:
 
         Raises:
             AccessRefusedError: the principal may do nothing with such a topic.
-            NoDeadLetterTopicError: there is no such topic.
+            AmbiguousGroupError, NoDeadLetterTopicError: the name means several topics, or none.
         """
         return self._describe(self._find(name, principal), principal)
 
@@ -205,7 +214,7 @@ class DeadLetterTopics:
 
         Raises:
             AccessRefusedError: the principal may not consume the topic; each letter needs the right to publish it.
-            NoDeadLetterTopicError: there is no such topic.
+            AmbiguousGroupError, NoDeadLetterTopicError: the name means several topics, or none.
             GroupOwnedError: a replay of it is under way.
             StorageError: the disk refused to save the replay.
         """
@@ -275,7 +284,7 @@ class DeadLetterTopics:
 
         Raises:
             AccessRefusedError: the principal may not manage the topic.
-            NoDeadLetterTopicError: there is no such topic.
+            AmbiguousGroupError, NoDeadLetterTopicError: the name means several topics, or none.
             LettersWaitingError: letters were not replayed, and `everything` was not asked for.
             StorageError: the disk refused.
         """
@@ -290,16 +299,19 @@ class DeadLetterTopics:
 
         Raises:
             AccessRefusedError: the principal may know of no such topic, and not of the name.
+            AmbiguousGroupError: it is the name of groups whose dead letters are in several topics.
             NoDeadLetterTopicError: there is no such topic.
         """
         door, groups = self._door, self._groups.all()
-        targets = [_target(group) for group in groups if group.name == name]
-        if name.startswith(PREFIX) or any(_target(group) == name for group in groups):
-            targets.insert(0, name)
-        for target in (*targets, topic_name(name)):
-            topic = door.find_topic(target)
-            if topic is not None and door.may_see(principal, target):
-                return topic
+        targets = [_target(group) for group in groups]
+        own = [name] if name.startswith(PREFIX) or name in targets else []
+        of_groups = [target for group, target in zip(groups, targets, strict=True) if group.name == name]
+        for names in (own, dict.fromkeys(of_groups), [topic_name(name)]):
+            topics = [topic for one in names if (topic := door.find_topic(one)) and door.may_see(principal, one)]
+            if len(topics) > 1:
+                raise AmbiguousGroupError(name, [topic.name for topic in topics])
+            if topics:
+                return topics[0]
         if not door.may_see(principal, name):
             raise refusal(principal, Action.READ, name)
         if door.has_topic(name):

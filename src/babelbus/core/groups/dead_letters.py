@@ -119,12 +119,16 @@ def _quoted(name: str) -> str:
 
 def _named(name: str, whole: str) -> str:
     """Return the name of a topic of dead letters, shortened if it is too long; `whole` tells such names apart."""
-    room = NAME_BYTES_MAX - len(PREFIX)
-    # The folder's name is the topic's, percent-encoded, and has a limit too (storage/disk/store.py).
-    if len(name.encode()) <= room and len(quote(PREFIX + name, safe="")) <= 255:
+    if fits(PREFIX + name):
         return PREFIX + name
     short = quote(name, safe="")[:64].rpartition("%")[0] or "group"
     return f"{PREFIX}{short}-{zlib.crc32(whole.encode('utf-8', 'surrogateescape')):08x}"
+
+
+def fits(topic: str) -> bool:
+    """Return whether a topic may have a name of this length."""
+    # The folder's name is the topic's, percent-encoded, and has a limit too (storage/disk/store.py).
+    return len(topic.encode()) <= NAME_BYTES_MAX and len(quote(topic, safe="")) <= 255
 
 
 def make(topic: str, record: Record, letter: DeadLetter) -> Event:

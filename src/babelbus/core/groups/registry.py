@@ -21,7 +21,7 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.core.access import NOBODY, SERVER, Action, Identity, owner_of, refusal
 from babelbus.core.groups.cursor_files import GroupFile, StoredGroup
-from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, own_topic_name, topic_name
+from babelbus.core.groups.dead_letters import DeadLetters, TopicDoor, fits, own_topic_name, topic_name
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Counts
 from babelbus.core.groups.partition_cursor import ReadAhead
@@ -41,7 +41,7 @@ from babelbus.core.groups.settings import (
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
-from babelbus.core.subject import NAME_BYTES_MAX, check_topic_name
+from babelbus.core.subject import check_topic_name
 from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.topic import Topic
 from babelbus.errors import InvalidTopicNameError
@@ -481,7 +481,7 @@ def _rooted(principal: Identity, name: str, settings: GroupSettings) -> GroupSet
     if principal.root is None or settings.dead_letter_topic is not None:
         return settings
     topic = principal.root.absolute(topic_name(name))
-    if len(topic.encode()) > NAME_BYTES_MAX:
+    if not fits(topic):
         topic = principal.root.absolute(f"{PREFIX}group-{zlib.crc32(name.encode()):08x}")
     return msgspec.structs.replace(settings, dead_letter_topic=topic)
 

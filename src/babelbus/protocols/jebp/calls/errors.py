@@ -8,6 +8,7 @@ from babelbus.core.access import AccessRefusedError, InvalidAccessError
 from babelbus.core.access.gate import AccessConflictError
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.groups import (
+    AmbiguousGroupError,
     GroupClosedError,
     GroupExistsError,
     GroupOwnedError,
@@ -44,6 +45,7 @@ CODES: Final[dict[type[BabelbusError], str]] = {
     GroupOwnedError: "locked",
     AccessConflictError: "conflict",
     LettersWaitingError: "conflict",
+    AmbiguousGroupError: "bad_argument",
     InvalidAccessError: "bad_argument",
     InvalidGroupNameError: "bad_argument",
     InvalidSettingError: "bad_argument",
