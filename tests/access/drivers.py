@@ -413,7 +413,7 @@ class TreeRest(Driver):
     def _listen(self, path: str) -> Events:
         """Begin server-sent events, and give their response."""
         headers = {"authorization": f"Bearer {self.proof.jwt}"}
-        return self._stack.enter_context(Events(self.house, f"/api/v1/{path}?liveOnly", **headers))
+        return self._stack.enter_context(Events(self.address, f"/api/v1/{path}?liveOnly", **headers))
 
     def subscribe(self, subject: str, *, below: bool = False) -> bool:
         path = f"psubscribe/{subject}/%23" if below else f"subscribe/{subject}"

@@ -60,10 +60,11 @@ class Web:
 
 
 class Events:
-    """One stream of server-sent events."""
+    """One stream of server-sent events, from a server or an address."""
 
-    def __init__(self, live: LiveServer, path: str, **headers: str) -> None:
-        self._connection = http.client.HTTPConnection(live.server.addresses["worterbuch"], timeout=SAFETY_NET_SECONDS)
+    def __init__(self, live: LiveServer | str, path: str, **headers: str) -> None:
+        address = live if isinstance(live, str) else live.server.addresses["worterbuch"]
+        self._connection = http.client.HTTPConnection(address, timeout=SAFETY_NET_SECONDS)
         self._connection.request("GET", path, headers=headers)
         self.response = self._connection.getresponse()
 
