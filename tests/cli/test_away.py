@@ -81,6 +81,8 @@ def test_records(away: Away) -> None:
     away.both("publish", "r-@", input="a\nb\n")
     away.both("fetch", "r-@")
     away.both("fetch", "r-@", "--from-offset", "7", code=1)
+    away.both("search", "r-@", 'payload = "a"')
+    away.both("search", "r-@", "payload =", code=1)
     away.both("fetch", "nobody", code=1)
     away.both("publish", "nobody", "x", code=1)
     away.both("tail", "r-@", "--from-offset", "0", "--max", "3", "--json")

@@ -56,6 +56,18 @@ def test_records_of_a_key_stay_together_and_in_order(served: Served, orders: str
     assert all(len(found) == 1 for found in places.values())
 
 
+def test_a_search_prints_what_matches_and_how_far_it_came(served: Served, orders: str) -> None:
+    rows = served.rows("search", orders, 'payload = "order 17" or headers["n"] = 18', "--json")
+    assert sorted(row["payload"] for row in rows) == ["order 17", "order 18"]
+    assert {row["key"] for row in rows} == {"k3", "k4"}
+    text = served.run("search", orders, 'payload contains "order 1"', "--max", "5")
+    assert text.count("  order 1") == 5
+    assert "(removed)" in served.run("search", orders, "payload = null")
+    assert served.rows("search", orders, "payload exists", "--from-time", "2099-01-01", "--json") == []
+    assert "column 4" in served.run("search", orders, "/a + 5", code=1)
+    assert "no topic" in served.run("search", "nothing", "key exists", code=1)
+
+
 @pytest.mark.parametrize("name", ["orders.json", "orders.json.gz"])
 def test_an_export_imported_again_is_the_same_topic(served: Served, orders: str, name: str) -> None:
     copy = name.replace(".", "-")

@@ -38,6 +38,10 @@ COMMANDS = {
         "read:fetch",
         "Print the stored records of a topic, up to its present end; one partition...",
     ),
+    "search": (
+        "search:search",
+        "Print the records of TOPIC that match FILTER, up to the present end of the...",
+    ),
     "consume": (
         "consume:consume",
         "Read records of TOPIC as a member of a consumer group, and ack each when it...",

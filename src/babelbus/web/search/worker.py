@@ -1,9 +1,11 @@
 """The process that searches: it does the tasks of one server, one after the other, and ends when the server does."""
 
+import contextlib
 import os
 import socket
 import sys
 from functools import lru_cache
+from pathlib import Path
 
 from babelbus.clock import SystemClock
 from babelbus.core.access.root import root_of
@@ -17,6 +19,7 @@ BLOCK_BYTES = MIB
 RECORD_BYTES_MAX = 256 * MIB
 """A longer run of bytes without a whole record is damage."""
 NICENESS = 19
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 @lru_cache(16)
@@ -58,9 +61,17 @@ def _search_file(task: Task, file: int, wanted: Filter, clock: SystemClock) -> O
     return Outcome(hits, position, offset, records, time_ms)
 
 
+def step_back() -> None:
+    """Set the lowest priority: a publisher that wakes up must not wait for a search."""
+    os.nice(NICENESS)
+    # Where Linux groups processes by session, niceness counts inside of a session alone; that of the session counts.
+    with contextlib.suppress(OSError):
+        AUTOGROUP.write_text(f"{NICENESS}\n")
+
+
 def main(descriptor: int) -> None:
     """Answer tasks until the server closes the connection."""
-    os.nice(NICENESS)  # a search takes what publishers leave
+    step_back()
     clock = SystemClock()
     with socket.socket(fileno=descriptor) as connection:
         while True:

@@ -1,0 +1,170 @@
+"""The console's records: the end of a long topic on a page, and a search through many records beside a publisher.
+
+The topics are written by the storage before the server starts: publishing fifty million records takes minutes.
+"""
+
+import asyncio
+import http.client
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from babelbus.client import Client, Identity
+from babelbus.clock import SystemClock
+from babelbus.records.format import encode_payloads
+from babelbus.storage.contract import LogSettings
+from babelbus.storage.disk import FolderStore
+from babelbus.storage.files import LocalFiles
+from babelbus.web.token import read_token
+from bench.frame import Reading, figure
+from bench.workload import scratch_folder
+
+LONG = 50_000_000
+SEARCHED = 10_000_000
+BATCH = 100_000
+PAGES = 20
+PUBLISHED_PER_SECOND = 200
+QUIET_SECONDS = 5.0
+WANTED = 'payload contains "customer 1234567" or /id = 19876543'
+
+
+def write_topic(folder: str, name: str, count: int, make: Callable[[int], bytes]) -> None:
+    """Write the records of a topic, in batches."""
+    store, now = FolderStore(LocalFiles(), folder, SystemClock()), SystemClock().now_ms()
+    store.save_settings(name, b'{"partitions":1,"settings":{}}')
+    log = store.open_partition(name, 0, LogSettings())
+    for first in range(0, count, BATCH):
+        payloads = [make(number) for number in range(first, min(first + BATCH, count))]
+        log.append(encode_payloads(payloads, [now] * len(payloads), first))
+    log.durable()
+    log.close()
+    store.close()
+
+
+class Serving:
+    """A server of ours with the folder, and its administration endpoint."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", folder]
+        options = ["--server-any-port", "--no-sbus-enabled", "--topics-ack", "written", "--log-level", "error"]
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.addresses: dict[str, str] = json.loads(self.process.stdout.readline())["addresses"]
+        self._token = read_token(folder)
+
+    def lines(self, path: str) -> list[bytes]:
+        """Return the lines of the answer to a request."""
+        connection = http.client.HTTPConnection(self.addresses["admin"], timeout=600)
+        connection.request("GET", path, headers={"authorization": f"Bearer {self._token}"})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        assert response.status == 200, content
+        return content.splitlines()
+
+
+@contextmanager
+def serving(folder: str) -> Iterator[Serving]:
+    """Run a server; it is killed at the end."""
+    server = Serving(folder)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+@figure("console.browse_end", unit="ms", target=50, lower_is_better=True)
+def browse_end() -> Iterator[Reading]:
+    """Read the last page of a topic of fifty million records, first time and again; the slowest counts."""
+    with scratch_folder() as folder:
+        write_topic(f"{folder}/data", "long", LONG, lambda number: b"%08d" % number)
+        while True:
+            with serving(f"{folder}/data") as server:
+                server.lines("/api/topics")  # the endpoint is loaded with its first request
+                taken = []
+                for _ in range(PAGES):
+                    begun = time.perf_counter()
+                    (line,) = server.lines("/api/topics/long/records?last=1&count=50")
+                    taken.append((time.perf_counter() - begun) * 1000)
+                assert json.loads(line)["records"][-1]["offset"] == LONG - 1
+            yield Reading(max(taken), f"median {sorted(taken)[PAGES // 2]:.1f} ms")
+
+
+def order(number: int) -> bytes:
+    """A record of the search: JSON of many sizes."""
+    name = b"customer %d" % random.randrange(10_000_000)
+    cents = random.randrange(10_000_000)
+    return b'{"id":%d,"name":"%b","amount":%d.%02d,"paid":%b}' % (
+        10_000_000 + number,
+        name,
+        cents // 100,
+        cents % 100,
+        b"true" if number % 3 else b"false",
+    )
+
+
+class Publisher:
+    """Publishes records at a steady rate, each of which it waits for."""
+
+    def __init__(self, server: Serving) -> None:
+        self._server = server
+        self._taken: list[tuple[float, float]] = []
+        self._stop = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+
+    async def _run(self) -> None:
+        identity = Identity.load(f"{self._server.folder}/conf/admin_key")
+        async with Client(self._server.addresses["jebp"], identity=identity) as client:
+            following = time.perf_counter()
+            while not self._stop:
+                begun = time.perf_counter()
+                await client.publish("beside", b"a record beside the search")
+                self._taken.append((begun, time.perf_counter() - begun))
+                following = max(following + 1 / PUBLISHED_PER_SECOND, time.perf_counter())
+                await asyncio.sleep(following - time.perf_counter())
+
+    def p99_ms(self, begin: float, end: float) -> float:
+        """Return the 99th percentile of the answers in a span of time."""
+        taken = sorted(seconds for at, seconds in self._taken if begin <= at < end)
+        return taken[int(len(taken) * 0.99)] * 1000 if taken else 0.0
+
+    def stop(self) -> None:
+        self._stop = True
+        self._thread.join()
+
+
+@figure("console.search", unit="records/s", target=500_000)
+def search() -> Iterator[Reading]:
+    """Search ten million records for one of them, beside a publisher whose p99 the note tells without and with it."""
+    random.seed(7)
+    with scratch_folder() as folder:
+        write_topic(f"{folder}/data", "orders", SEARCHED, order)
+        write_topic(f"{folder}/data", "beside", 0, order)
+        with serving(f"{folder}/data") as server:
+            path = f"/api/topics/orders/search?filter={quote(WANTED)}&count=1000&budget_ms=60000"
+            server.lines(f"{path}&offset={SEARCHED - 1}")  # starts the process
+            while True:
+                publisher = Publisher(server)
+                try:
+                    time.sleep(QUIET_SECONDS)
+                    begun = time.perf_counter()
+                    last = json.loads(server.lines(path)[-1])["progress"]
+                    ended = time.perf_counter()
+                finally:
+                    publisher.stop()
+                assert (last["done"], last["records"]) == (True, SEARCHED), last
+                quiet = publisher.p99_ms(begun - QUIET_SECONDS, begun)
+                busy = publisher.p99_ms(begun, ended)
+                yield Reading(
+                    SEARCHED / (ended - begun), f"publisher's p99 {quiet:.1f} ms, with the search {busy:.1f} ms"
+                )
