@@ -35,7 +35,8 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import state as client_state
 from babelbus.clients.jebp.errors import call_error
-from babelbus.clients.jebp.state import Past, encode_value
+from babelbus.clients.jebp.state import Past
+from babelbus.clients.jebp.values import encode_value
 from babelbus.clients.worterbuch import client as tree_client
 from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
 from babelbus.config import JebpSettings, WorterbuchSettings

@@ -43,14 +43,16 @@ from babelbus.clients.jebp.errors import (
     VersionConflictError,
 )
 from babelbus.clients.jebp.live import Event, Subscription
+from babelbus.clients.jebp.locks import Lock
 from babelbus.clients.jebp.manage import DeadLetterInfo, GroupCursor, GroupInfo, Replayed, TopicInfo, TopicPartition
 from babelbus.clients.jebp.messages import Message
 from babelbus.clients.jebp.producer import Published
 from babelbus.clients.jebp.reader import Fetched, FetchedBatch, FetchedPartition
 from babelbus.clients.jebp.respond import Question, Responder
-from babelbus.clients.jebp.state import Change, Entry, Lock, Past, Revision, Revisions, State
+from babelbus.clients.jebp.state import Past, State
 from babelbus.clients.jebp.state_blocking import BlockingLock, BlockingPast, BlockingState
 from babelbus.clients.jebp.tracing import TracingUnavailableError
+from babelbus.clients.jebp.values import Change, Entry, Revision, Revisions
 from babelbus.errors import BabelbusError, LocalProtocolError
 from babelbus.protocols.jebp.call_messages import Emitted, Reply
 from babelbus.protocols.jebp.identity import Identity, IdentityError

@@ -5,15 +5,13 @@ entry = await client.state.get("line1/recipe")
 async for change in client.state.watch("line1/#"): ...
 """
 
-import asyncio
-import binascii
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -25,25 +23,22 @@ from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     GoneError,
     HistoryGoneError,
-    LockLostError,
     NoSuchKeyError,
     RequestTimeoutError,
     VersionConflictError,
 )
+from babelbus.clients.jebp.locks import Lock
+from babelbus.clients.jebp.values import Change, Entry, Revision, Revisions, encode_value
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp import state_messages as m
 from babelbus.protocols.jebp.messages import Data
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 REVISIONS_MAX = 1_000
 WATCH_BYTES_MAX = 16 * 2**20
 """Items that wait for the reader of a watch; beyond them the watch begins again when the reader has taken them."""
-_BASE64 = "base64"
 _pack = msgspec.msgpack.encode
-_json = msgspec.json.encode
-_decode_json = msgspec.json.decode
 _VALUE = msgspec.msgpack.Decoder(tuple[bytes, int] | None)
 _ENTRIES = msgspec.msgpack.Decoder(list[m.Entry])
 _NAMES: msgspec.msgpack.Decoder[list[str] | None] = msgspec.msgpack.Decoder(list[str] | None)
@@ -54,107 +49,6 @@ _WATCHED = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _CHANGES = msgspec.msgpack.Decoder(list[m.Change])
 list_ = list  # `State.list` hides it
 _Read = Callable[[str, object], Awaitable[tuple[list_[Data], Data]]]
-
-
-class _Valued:
-    """The forms in which a JSON text is read."""
-
-    __slots__ = ()
-    raw: bytes | None
-
-    @property
-    def value(self) -> Any:
-        """The value as Python has it; `None` without one. Each access reads the text again."""
-        return None if self.raw is None else _decode_json(self.raw)
-
-    def decode(self, type: type[T]) -> T:  # noqa: A002  # the word of msgspec
-        """Return the value as a type, a Struct for example.
-
-        Raises:
-            msgspec.ValidationError: it has another shape.
-        """
-        value: T = _decode_json(b"null" if self.raw is None else self.raw, type=type)
-        return value
-
-    @property
-    def data(self) -> bytes:
-        """The bytes of a value that was set as bytes, or the text of a string in UTF-8.
-
-        Raises:
-            ValueError: the value is neither.
-        """
-        value = self.value
-        if isinstance(value, str):
-            return value.encode()
-        if isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_BASE64), str):
-            return binascii.a2b_base64(value[_BASE64], strict_mode=True)
-        raise ValueError("the value is no bytes and no text")
-
-
-class Entry(msgspec.Struct, _Valued, frozen=True, gc=False):
-    """A key with its value: `raw` is the JSON text, `version` is 0 for a plain value."""
-
-    key: str
-    raw: bytes
-    version: int = 0
-
-
-class Change(msgspec.Struct, _Valued, frozen=True, gc=False):
-    """A change of a watch; `raw` is `None` when the key was deleted.
-
-    `timestamp` (ms since 1970) and `source` (protocol and name of who it was) are 0 and empty for a value that was
-    there before. `present` says so for the values that begin a watch, `resync` for what has changed while the watch was
-    interrupted: only the last change of each key is known then.
-    """
-
-    key: str
-    raw: bytes | None
-    version: int = 0
-    timestamp: int = 0
-    source: str = ""
-    present: bool = False
-    resync: bool = False
-
-    @property
-    def deleted(self) -> bool:
-        """Whether the key has no value any more."""
-        return self.raw is None
-
-
-class Revision(msgspec.Struct, _Valued, frozen=True, gc=False):
-    """A stored change of a key: when (ms since 1970), by whom, and its value; `raw` is `None` for a deletion."""
-
-    offset: int
-    timestamp: int
-    raw: bytes | None
-    version: int
-    source: str
-
-    @property
-    def deleted(self) -> bool:
-        """Whether it was a deletion."""
-        return self.raw is None
-
-
-class Revisions(msgspec.Struct, frozen=True):
-    """The stored changes of a key, oldest first. From the offset `complete_from` on, none is missing."""
-
-    revisions: list[Revision]
-    complete_from: int
-
-
-def encode_value(value: Any) -> bytes:
-    """Return a value as JSON text: bytes become `{"base64": ...}`, `msgspec.Raw` is JSON already.
-
-    Raises:
-        LocalProtocolError: JSON cannot carry it.
-    """
-    if isinstance(value, bytes | bytearray | memoryview):
-        value = {_BASE64: binascii.b2a_base64(value, newline=False).decode()}
-    try:
-        return _json(value)
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise LocalProtocolError(f"the value cannot be written as JSON: {error}") from error
 
 
 class State:
@@ -331,7 +225,7 @@ class State:
 
     # -- locks and wills ---------------------------------------------------------------------------------------------
 
-    def lock(self, key: str, *, timeout: float | None = None) -> "Lock":
+    def lock(self, key: str, *, timeout: float | None = None) -> Lock:
         """Return a lock to hold with `async with`: one holder at a time, in the order of asking, of all protocols.
 
             async with client.state.lock("line1/recipe", timeout=5):
@@ -464,134 +358,6 @@ class _WatchStream(Stream):
         if self.waiting_bytes > WATCH_BYTES_MAX:
             self.overrun = True
             self.close()
-
-
-class _HeldStream(Stream):
-    """The stream of a lock; tells its end while the lock is held."""
-
-    def __init__(self, link: Link, parameters: object, ended: Callable[[ClientError], None]) -> None:
-        self._tell = ended
-        self.held = False
-        super().__init__("state.lock", link, parameters)
-
-    def lost(self, error: ClientError) -> None:
-        """Handle the loss of the connection."""
-        super().lost(error)
-        self._tell_end(error)
-
-    def failed(self, code: str, message: str, details: object) -> None:
-        """Handle the server's error."""
-        super().failed(code, message, details)
-        if self.error is not None:
-            self._tell_end(self.error)
-
-    def _tell_end(self, error: ClientError) -> None:
-        if self.held:
-            self.held = False
-            self._tell(error)
-
-
-class Lock:
-    """A lock of the state, see `State.lock`; `held` says whether it is ours at this moment."""
-
-    def __init__(self, calls: Calls, key: str, timeout_seconds: float | None, *, reconnect: bool) -> None:
-        self.key = key
-        self._calls = calls
-        self._timeout_seconds = timeout_seconds
-        self._reconnect = reconnect
-        self._stream: _HeldStream | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._error: LockLostError | None = None
-
-    @property
-    def held(self) -> bool:
-        """Whether it is ours."""
-        return self._stream is not None and self._stream.held
-
-    async def acquire(self) -> None:
-        """Wait for the lock; `release` it. A loss is not told then: look at `held`.
-
-        Raises:
-            LockedError: somebody else held it all the time.
-            ClientError: there is no connection.
-        """
-        if self._stream is not None:
-            raise LocalProtocolError(f"the lock of {self.key!r} is in use; make another one with `state.lock`")
-        now = asyncio.get_running_loop().time
-        deadline = None if self._timeout_seconds is None else now() + self._timeout_seconds
-        self._error = None
-        while True:
-            left = None if deadline is None else max(deadline - now(), 0)
-            link = await self._calls.link("state.lock", left if deadline is None else max(left or 0, 1))
-            wait_ms = None if left is None else int(left * 1000)
-            stream = _HeldStream(link, m.LockKey(self.key, wait_ms), self._lost)
-            try:
-                await stream.first()
-            except (ConnectionLostError, RequestTimeoutError):
-                if not self._reconnect:
-                    raise
-                if deadline is not None and now() >= deadline:
-                    raise
-                continue
-            except BaseException:
-                stream.close()
-                raise
-            stream.held = not stream.ended_now
-            self._stream = stream
-            if stream.error is not None:
-                self._lost(stream.error)
-            return
-
-    def release(self) -> None:
-        """Release the lock; without it, nothing happens."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.held = False
-            stream.close()
-
-    async def finish(self, raises: bool) -> None:
-        """Release the lock at the end of a block of another thread.
-
-        Raises:
-            LockLostError: it was lost inside the block, and the block raises nothing itself.
-        """
-        self.release()
-        lost, self._error = self._error, None
-        if lost is not None and raises:
-            raise lost
-
-    async def __aenter__(self) -> "Lock":
-        """Wait for the lock; see `acquire`."""
-        await self.acquire()
-        self._task = task = asyncio.current_task()
-        assert task is not None
-        self._cancelling = task.cancelling()
-        if self._error is not None:
-            self.release()
-            raise self._error
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Release the lock.
-
-        Raises:
-            LockLostError: it was lost inside the block.
-        """
-        task, self._task = self._task, None
-        self.release()
-        lost, self._error = self._error, None
-        if lost is None or task is None:
-            return
-        left = task.uncancel()
-        if error is None or (isinstance(error, asyncio.CancelledError) and left <= self._cancelling):
-            raise lost from error
-
-    def _lost(self, error: ClientError) -> None:
-        self._error = LockLostError(f"the lock of {self.key!r} was lost: {error}")
-        self._error.__cause__ = error
-        if self._task is not None:
-            self._task.cancel()
 
 
 class _WillAgain:

@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from babelbus.clients.jebp.state import Lock, Past, State
+from babelbus.clients.jebp.locks import Lock
+from babelbus.clients.jebp.state import Past, State
 from babelbus.clients.portal import Twin, blocking, streaming
 
 
