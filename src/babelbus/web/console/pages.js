@@ -4,11 +4,13 @@
 
 export const PAGES = [
   { name: "overview", title: "Overview", key: "o", group: "bus", routes: ["/"] },
+  { name: "topics", title: "Topics", key: "t", group: "bus", routes: ["/topics", "/topics/:name"] },
   { name: "browse", title: "Browse", key: "b", group: "bus", routes: ["/browse", "/browse/:topic"] },
   { name: "groups", title: "Groups", key: "g", group: "bus", routes: ["/groups", "/groups/:topic/:group"] },
   { name: "dead-letters", title: "Dead letters", key: "d", group: "bus", routes: ["/dead-letters", "/dead-letters/:topic"] },
   { name: "state", title: "State", key: "s", group: "bus", routes: ["/state"] },
   { name: "pipelines", title: "Pipelines", key: "p", group: "bus", routes: ["/pipelines"] },
+  { name: "connections", title: "Connections", key: "c", group: "server", routes: ["/connections"] },
   { name: "access", title: "Access", key: "a", group: "server", routes: ["/access", "/access/:name"] },
   { name: "audit", title: "Audit", key: "u", group: "server", routes: ["/audit"] },
 ]

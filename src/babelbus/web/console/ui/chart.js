@@ -11,6 +11,11 @@ const COLOURS = 8
 const FORMATS = {
   bytes: bytesText,
   "bytes/s": (value) => (value === null ? "–" : `${bytesText(value)}/s`),
+  "records/s": (value) => (value === null ? "–" : `${numText(value)}/s`),
+  "messages/s": (value) => (value === null ? "–" : `${numText(value)}/s`),
+  connections: numText,
+  processors: (value) => (value === null ? "–" : `${numText(Math.round(value * 1000) / 10)} %`),
+  seconds: (value) => (value === null ? "–" : durationText(value * 1000)),
   s: (value) => (value === null ? "–" : durationText(value * 1000)),
   ms: (value) => (value === null ? "–" : durationText(value)),
 }
@@ -46,7 +51,7 @@ export function Chart({ title, series, end_ms, step_s, unit = "", height = HEIGH
       <button type="button" class="icon-button" aria-label="Show ${title} as a ${other}" title="Show as a ${other} (t: all)" onClick=${() => setMine(!asTable)}>
         <${Icon} name=${other} /></button></figcaption>
     ${!hasPoints
-      ? html`<p class="chart-none muted">No figures yet: the first come within seconds.</p>`
+      ? html`<p class="chart-none muted">There are no figures of this time.</p>`
       : asTable
         ? html`<${Figures} ...${{ title, series, end_ms, step_s, unit, resets_ms }} />`
         : html`<${Lines} ...${{ title, series, end_ms, step_s, unit, height, resets_ms }} />`}
