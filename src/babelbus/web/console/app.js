@@ -7,7 +7,6 @@ import { Dialog } from "./ui/dialogs.js"
 import { Session, forgetRights } from "./ui/hooks.js"
 import { pref, setPref, usePref } from "./ui/prefs.js"
 import { Route, go, link, match, useFragment } from "./ui/route.js"
-import { Login } from "./login.js"
 import { PAGES } from "./pages.js"
 
 const RETRY_MS = 2_000
@@ -240,6 +239,20 @@ function Shell({ session, onLogout }) {
   </${Route.Provider}>`
 }
 
+/** The log-in page, which a browser with a session does not load. */
+function LogIn({ onDone }) {
+  const [state, setState] = useState({})
+  const fetchPage = () => import("./login.js").then(({ Login }) => setState({ Login }), (error) => setState({ error }))
+  useEffect(() => {
+    fetchPage()
+  }, [])
+  if (state.Login) return html`<${state.Login} onDone=${onDone} />`
+  return html`<main class="alone">${state.error
+    ? html`<${Notice} kind="error" title="The log-in could not be loaded." actions=${html`<${Button} small onClick=${fetchPage}>Try again</${Button}>`}>
+      ${messageOf(state.error)}</${Notice}>`
+    : html`<${Busy} />`}</main>`
+}
+
 function App() {
   const [session, error, ask] = useSessionState()
   const logout = async () => {
@@ -252,7 +265,7 @@ function App() {
   }
   let page
   if (session) page = html`<${Shell} session=${session} onLogout=${logout} />`
-  else if (session === null) page = html`<${Login} onDone=${ask} />`
+  else if (session === null) page = html`<${LogIn} onDone=${ask} />`
   else if (error) {
     page = html`<main class="alone"><h1>Babelbus</h1><${Notice} kind="warning" title=${error.isAway ? "The server does not answer." : "The console cannot start."}
       actions=${html`<${Button} small onClick=${ask}>Try again</${Button}>`}>${error.isAway ? "The console goes on by itself when it is back." : messageOf(error)}</${Notice}></main>`
