@@ -11,6 +11,7 @@ from babelbus.clients.jebp.errors import ClientError, LockLostError, NoRightsErr
 from babelbus.clients.worterbuch.errors import ClientError as TreeError
 from babelbus.core.access import SERVER
 from babelbus.core.request import Reply, Request
+from babelbus.web import requests
 from tests.access.drivers import Admin, AdminJebp, Driver, Jebp, Tree
 from tests.access.house import House
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -159,3 +160,12 @@ def test_a_responder_ends_with_its_last_right(house: House) -> None:
         house.until(lambda: all(one.done for one in asked))
         with pytest.raises(NoRightsError):
             next(first)
+
+
+def test_one_principal_does_not_take_the_responders_of_all(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "RESPONDERS_PER_PRINCIPAL_MAX", 2)
+    house.grant("alice subscribe walk/#", "bob subscribe walk/#")
+    with Admin(house, house.alice) as alice, Admin(house, house.bob) as bob:
+        statuses = [alice.open("GET", "/api/respond", subject="walk/a").status for _ in range(3)]
+        assert statuses == [200, 200, 503]
+        assert bob.open("GET", "/api/respond", subject="walk/a").status == 200
