@@ -199,8 +199,10 @@ def test_wills_tell_whose_they_are_and_are_found_by_key(api: Api) -> None:
 
 def test_a_watch_may_bring_only_the_last_of_many_changes(api: Api) -> None:
     api.set("k", "0")
-    query = {"pattern": "#", "new_only": "", "every_ms": 200, "bytes_max": 3}
+    query = {"pattern": "k", "new_only": "", "every_ms": 200, "bytes_max": 3}
     with api.open("GET", "/api/state/watch", query).begin() as answer:
+        with api.open("GET", "/api/state/watch", {"pattern": "k", "bytes_max": 1}).begin() as present:
+            assert present.line() == {"key": "k", "version": 0, "text": "0", "bytes": 1}
         body = {"values": [{"key": "k", "value": number} for number in range(100_000, 100_100)]}
         api.json("POST", "/api/state/values", json.dumps(body).encode())
         line = answer.line()

@@ -18,7 +18,7 @@ from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.core.rooted import relative_event
-from babelbus.core.state import StateChange, check_state_pattern, size_fault, subscription_pattern
+from babelbus.core.state import Entry, StateChange, check_state_pattern, size_fault, subscription_pattern
 from babelbus.core.topic import RESERVED_PREFIX
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import SOURCE_HEADER, SUBJECT_HEADER
@@ -184,7 +184,8 @@ class LiveRoutes:
             latest = None if every_ms is None else Latest(put, every_ms / 1000)
             entries, stop = editor.watch(pattern, put if latest is None else latest.hear)
             # Lines are made as the reader takes them.
-            present = encode_entries(entry for entry in ([] if new_only else entries) if may_see(entry[0]))
+            granted = (entry for entry in ([] if new_only else entries) if may_see(entry[0]))
+            present = encode_entries(granted) if bytes_max is None else encode_beginnings(granted, bytes_max)
             return present, stop if latest is None else partial(_stop, stop, latest)
 
         def may_see(key: str) -> bool:
@@ -339,6 +340,12 @@ class Latest:
 def _stop(stop: Stop, latest: Latest) -> None:
     stop()
     latest.close()
+
+
+def encode_beginnings(entries: Iterable[Entry], bytes_max: int) -> Iterator[bytes]:
+    """Yield a line for each entry, with the beginning of its value as text."""
+    for key, value, version in entries:
+        yield encode({"key": key, "version": version, "text": clip(value, bytes_max), "bytes": len(value)})
 
 
 def encode_change(change: StateChange, bytes_max: int | None = None) -> bytes:

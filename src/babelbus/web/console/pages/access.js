@@ -12,7 +12,7 @@ import { KINDS, Origin } from "./access-parts.js"
 const SECONDS = 5
 const ROWS_SHOWN = 300
 const TABS = ["principals", "rows", "explain", "faults"]
-const ENDS = "All sessions of the console end when the mode changes: you log in again."
+const ENDS = "The sessions of principals in the console end: they log in again."
 
 function Principals({ principals, counted, search, setSearch }) {
   const shown = useMemo(() => principals.filter((one) => `${one.name} ${one.roles.join(" ")} ${one.root ?? ""}`.toLowerCase().includes(search.toLowerCase())), [principals, search])

@@ -30,15 +30,16 @@ function useEntry(key, at, live, bytes) {
   const [change, setChange] = useState(null)
   const { reload } = poll
   useEffect(() => {
-    setChange(null)
     if (!live || at !== null) return undefined
+    setChange(null)
+    reload()
     const stop = new AbortController()
     let timer = 0
     const follow = async () => {
       try {
-        await lines(stateAddress("/api/state/watch", { pattern: key, new_only: true, every_ms: EVERY_MS, bytes_max: bytes }), undefined, (line) => {
+        await lines(stateAddress("/api/state/watch", { pattern: key, every_ms: EVERY_MS, bytes_max: bytes }), undefined, (line) => {
           if (line.dropped) reload()
-          else setChange((old) => ({ ...line, number: (old?.number ?? 0) + 1 }))
+          else setChange((old) => ({ ...line, number: (old?.number ?? 0) + (line.timestamp ? 1 : 0) })) // the first line is the present value
         }, stop.signal)
       } catch (error) {
         if (stop.signal.aborted) return
@@ -64,7 +65,7 @@ function useEntry(key, at, live, bytes) {
 
 function Facts({ entry, change, last, at, name }) {
   const { data, error } = last
-  const revision = change ?? data?.revisions.at(-1)
+  const revision = change?.number ? change : data?.revisions.at(-1)
   const version = entry.value?.version
   return html`<dl class="pairs">
     <dt>Size</dt><dd>${entry.value ? html`<${Bytes} value=${entry.value.bytes} />` : "no value"}</dd>
@@ -189,7 +190,7 @@ function History({ name, at, setAt, stamp }) {
       <${Table} caption="Changes of the key" rows=${rows} rowKey="offset" columns=${[
         { name: "timestamp", title: "Time", nowrap: true, render: (one) => html`<${Time} ms=${one.timestamp} precise />` },
         { name: "source", title: "By", render: (one) => html`<${Source} source=${one.source} />` },
-        { name: "version", title: "Version", right: true, wide: true, render: (one) => (one.version ? html`<${Num} value=${one.version} />` : "–") },
+        ...(all.some((one) => one.version) ? [{ name: "version", title: "Version", right: true, wide: true, render: (one) => (one.version ? html`<${Num} value=${one.version} />` : "–") }] : []),
         { name: "value", title: "Value", grow: true, render: (one) => (one.deleted ? html`<${Badge} kind="warning">deleted</${Badge}>` : html`<${Preview} view=${viewOf(one)} />`) },
         { name: "do", title: html`<span class="hidden">Actions</span>`, nowrap: true, render: (one) => html`
           ${one.previous && html`<${Button} small onClick=${() => setPair(one)} aria-label=${`Compare the change of offset ${one.offset} with the one before`}>Compare</${Button}>`}
@@ -230,7 +231,7 @@ export function Entry({ name, at, setAt, onGone }) {
   const flash = useRef(null)
   useEffect(() => setBytes(VIEW_BYTES), [name])
   useEffect(() => {
-    if (!change || !flash.current?.animate) return
+    if (!change?.number || !flash.current?.animate) return
     flash.current.animate([{ backgroundColor: "var(--accent-soft)" }, { backgroundColor: "transparent" }], { duration: 800 })
   }, [change?.number])
   const isOwn = name === "$SYS" || name.startsWith("$SYS/")

@@ -64,6 +64,7 @@ export function useFragment() {
   useEffect(() => {
     const update = () => setFragment(readFragment())
     addEventListener("hashchange", update)
+    update() // the address may have changed since it was read
     return () => removeEventListener("hashchange", update)
   }, [])
   return fragment
