@@ -184,6 +184,15 @@ class JetstreamSettings(msgspec.Struct, frozen=True):
     replicas: Annotated[
         int, of("servers of NATS that keep each record; 1 survives no loss of a server", "count", ge=1, le=5)
     ] = 3
+    lease_seconds: Annotated[
+        float,
+        of(
+            "a second server with this prefix and installation waits until the owner was silent for so long; "
+            "0: the server that starts last takes over at once",
+            "seconds",
+            ge=0,
+        ),
+    ] = 15.0
     timeout_seconds: Annotated[
         float,
         of("how long a publisher waits at most while NATS does not answer: longer than an election", "seconds", gt=0),

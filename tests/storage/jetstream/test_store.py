@@ -64,7 +64,13 @@ class Place:
         self._stores: list[JetstreamStore] = []
 
     def open(self, folder: Path | None = None, *, clock: Clock | None = None, **settings: Any) -> JetstreamStore:
-        chosen: dict[str, Any] = {"servers": self.url, "prefix": self.prefix, "replicas": 1, "shards": 1} | settings
+        chosen: dict[str, Any] = {
+            "servers": self.url,
+            "prefix": self.prefix,
+            "replicas": 1,
+            "shards": 1,
+            "lease_seconds": 0,
+        } | settings
         store = JetstreamStore(
             JetstreamSettings(**chosen), LocalFiles(), str(folder or self.folder), clock or SystemClock()
         )

@@ -27,6 +27,7 @@ from babelbus.storage.errors import DiskError, DiskFullError, StaleWriterError
 from babelbus.storage.jetstream.client import NO_STREAM, WRONG_SEQUENCE, ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, crc_of, decode, encode
+from babelbus.storage.jetstream.lease import Lease
 from babelbus.storage.jetstream.streams import check_config
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Shard:
         self.doubts = 0
         """How often an outcome was unknown."""
         self.reason: StorageError = NatsAwayError("NATS does not answer; try again")
+        self.lease: Lease | None = None
         self._nats = nats
         self._installation, self._identity, self._owner = installation, identity, owner
         self._clock = clock
@@ -152,6 +154,10 @@ class Shard:
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
+    def end(self, reason: StorageError) -> None:
+        """Stop to acknowledge: the lease has ended. It goes on when the lease was renewed."""
+        self._doubt(reason)
+
     async def open(self) -> None:
         """Open the stream as its only writer: the writer before it is refused from now on.
 
@@ -162,6 +168,8 @@ class Shard:
         self._stored = self._sent = self._epochs[-1][0]
         self._state = _State.OPEN
         self._nats.on_lost.append(self._lost)
+        if self.lease is not None:
+            self.lease.on_ended.append(self.end)
         self._task = self._nats.loop.create_task(self._run())
 
     async def close(self) -> None:
@@ -422,6 +430,8 @@ class Shard:
 
     async def _look(self) -> None:
         before = self._stored
+        if self.lease is not None:
+            self.lease.check()
         await self._take_epoch(opening=False)
         end = self._epochs[-1][0]
         stored: dict[int, int] = {}

@@ -25,6 +25,7 @@ from babelbus.storage.jetstream.cleaner import StreamLog
 from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError
 from babelbus.storage.jetstream.frame import Head, Kind, decode
+from babelbus.storage.jetstream.lease import Lease
 from babelbus.storage.jetstream.log import Room
 from babelbus.storage.jetstream.reading import FrameCache
 from babelbus.storage.jetstream.shard import Message, Shard
@@ -98,6 +99,7 @@ class JetstreamStore:
         """The shard and the number of partitions of each topic."""
         self._removed: dict[str, tuple[int, _Removal]] = {}
         """The shard and the record of each removal that is not finished, by its token."""
+        self.lease: Lease | None = None
         note, installation = read_installation(files, folder, settings.prefix)
         self.nats = Nats(settings, installation.installation, password)
         try:
@@ -115,7 +117,13 @@ class JetstreamStore:
             self.nats.on_ack = lambda parts, message: self.shards[int(parts[0])].receive_ack(
                 int(parts[1]), int(parts[2]), message
             )
+            if settings.lease_seconds:
+                self.lease = Lease(
+                    self.nats, settings.prefix, owner, folder, settings.lease_seconds, settings.replicas, clock
+                )
+                self._patiently(self.lease.acquire)
             for shard in self.shards:
+                shard.lease = self.lease
                 self._patiently(shard.open)
                 self._list(shard)
         except BaseException:
@@ -253,10 +261,15 @@ class JetstreamStore:
         del self._removed[token]
 
     def close(self) -> None:
-        """End the connection."""
+        """Release the lease and end the connection."""
         for shard in self.shards:
             try:
                 self.nats.call(shard.close())
             except StorageError:
                 break
+        if self.lease is not None:
+            try:
+                self.nats.call(self.lease.release())
+            except StorageError as error:
+                log.warning("the lease ends by itself: %s", error)
         self.nats.stop()
