@@ -26,7 +26,8 @@ TOPICS = 10_000
 CREATED = 20
 
 
-def _make_topics(folder: str) -> None:
+def make_topics(folder: str) -> None:
+    """Write a data folder with ten thousand topics."""
     store = FolderStore(LocalFiles(), folder, SystemClock())
     store.save_settings("first", b'{"partitions":1,"settings":{}}')
     log = store.open_partition("first", 0, LogSettings())
@@ -55,7 +56,7 @@ def _started(folder: str) -> Iterator[Running]:
 def start() -> Iterator[Reading]:
     """Processor time of a server from its start until it listens."""
     with scratch_folder() as folder:
-        _make_topics(f"{folder}/data")
+        make_topics(f"{folder}/data")
         while True:
             begun = time.perf_counter()
             with _started(folder) as running:
@@ -67,7 +68,7 @@ def start() -> Iterator[Reading]:
 def create() -> Iterator[Reading]:
     """Processor time of the server for each of some topics that are created one after the other."""
     with scratch_folder() as folder:
-        _make_topics(f"{folder}/data")
+        make_topics(f"{folder}/data")
         with _started(folder) as running:
             made = 0
             while True:

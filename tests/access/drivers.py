@@ -45,6 +45,7 @@ from tests.protocols.eventmesh.test_grpc import Legacy
 from tests.protocols.eventmesh.test_http import Hook
 from tests.protocols.eventmesh.test_http import ask as ask_mesh
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.console import PAGE
 from tests.support.eventmesh import AGENT, MeshClient
 from tests.support.signing import sign_frame, sign_request
 from tests.support.web import Events
@@ -932,9 +933,12 @@ class Admin(Driver):
     def _send(self, method: str, path: str, body: object, query: dict[str, str]) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, int(self._port), timeout=SAFETY_NET_SECONDS)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        headers = {"authorization": f"Bearer {self.proof.token}"}
-        connection.request(method, f"{path}?{urlencode(query)}", data, headers)
+        connection.request(method, f"{path}?{urlencode(query)}", data, self.proof_headers())
         return connection
+
+    def proof_headers(self) -> dict[str, str]:
+        """Headers that prove who it is."""
+        return {"authorization": f"Bearer {self.proof.token}"}
 
     def open(self, method: str, path: str, **query: str) -> Any:
         """Send a request, and give its answer as it begins."""
@@ -1071,6 +1075,28 @@ class AdminViews(Admin):
         return self.ask("PUT", "/api/state/value", value, key=subject, digest=digest) == 200
 
 
+class Console(Admin):
+    """The API of administration as a page of the console asks it: with the cookie of a log-in."""
+
+    name, listener = "console", "admin"
+    way = "console"
+    refusals = (PermissionError,)
+
+    def connect(self) -> None:
+        super().connect()
+        self._headers = dict(PAGE)
+        with contextlib.closing(
+            self._send("POST", "/api/console/login", {"token": self.proof.token}, {})
+        ) as connection:
+            response = connection.getresponse()
+            if response.status != 200:
+                raise PermissionError(response.read().decode())
+            self._headers["cookie"] = str(response.headers["Set-Cookie"]).partition(";")[0]
+
+    def proof_headers(self) -> dict[str, str]:
+        return self._headers
+
+
 class AdminLines:
     """An answer of the API over jebp, as that of HTTP."""
 
@@ -1178,5 +1204,5 @@ def close_connections() -> None:
 DRIVERS: tuple[type[Driver], ...] = (
     *(Jebp, JebpCalls, Spark, Sbus, Tree, TreeSocket, TreeUnix, TreeRest),
     *(ZbusSocket, ZbusHttp, ZbusMonitorSocket, ZbusMonitor),
-    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, AdminRecords, AdminViews, AdminJebp),
+    *(MeshTcp, MeshHttp, MeshUri, MeshGrpc, MeshEvents, MeshAdmin, Admin, Console, AdminRecords, AdminViews, AdminJebp),
 )

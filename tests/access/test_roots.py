@@ -17,7 +17,7 @@ from tests.access.test_walk import attempt
 
 ACME, GLOBEX = "tenants/acme", "tenants/globex"
 NAMES = ("a", "b", END)
-ADMINISTRATION = {"admin", "jebp admin"}
+ADMINISTRATION = {"admin", "console", "jebp admin"}
 """Doors to the API of administration, which reads the history of a key that has none as empty."""
 OPERATORS = {"zbus-monitor", "zbus-monitor-websocket", "eventmesh-admin"}
 """Doors for administrators of the server, which a tenant never is."""

@@ -3,6 +3,7 @@
 What a verb did is looked at inside the server: an answer that says so proves nothing.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import pytest
 from babelbus.protocols.registry import SERVICES
 from tests.access.drivers import DRIVERS, METHODS, VERBS, Driver
 from tests.access.house import END, House
+from tests.support.console import PAGE, Browser
 from tests.support.zbus import HttpClient
 
 UPGRADE = (
@@ -126,6 +128,9 @@ def ways_of(house: House) -> set[tuple[str, str]]:
                 client.send(UPGRADE % path.encode())
                 if client.socket.recv(12).endswith(b" 101"):
                     ways.add((listener, "websocket"))
+    with Browser(house.server.addresses["admin"]) as one:
+        if one.ask("POST", "/api/console/login", {}).status != 404:
+            ways.add(("admin", "console"))
     paths = house.server.services["eventmesh"]._rpc.methods  # type: ignore[attr-defined]
     packages = {path[1:].rpartition(b"/")[0].rpartition(b".")[0].decode() for path in paths}
     return ways - {("eventmesh-grpc", "")} | {("eventmesh-grpc", package) for package in packages}
@@ -144,6 +149,19 @@ def test_each_method_of_jebp_has_a_verb_or_a_reason(house: House) -> None:
     methods = house.server.services["jebp"].methods  # type: ignore[attr-defined]
     assert set(METHODS) == set(methods)
     assert all(METHODS.values())
+
+
+def test_each_request_of_the_api_needs_a_proof_and_a_page_more_than_a_cookie(house: House) -> None:
+    with Browser(house.server.addresses["admin"]) as one:
+        assert one.log_in(token=house.alice.token).status == 200
+        routes = house.run(house.server._load_api).direct.routes
+        assert len(routes) > 60
+        for method, path, _ in routes:
+            asked = re.sub("{[a-z]+}", "x", path)
+            assert one.ask(method, asked, headers={"Cookie": "none"}).status == 401, asked
+            assert one.ask(method, asked, headers={"Cookie": str(one.cookie)}).status == 403, asked
+            other = PAGE | {"Sec-Fetch-Site": "cross-site"}
+            assert one.ask(method, asked, headers=other).status == 403, asked
 
 
 def test_every_listener_that_the_configuration_has_is_open(house: House) -> None:
