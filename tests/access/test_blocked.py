@@ -34,6 +34,7 @@ from tests.access.house import END, House
 from tests.protocols.eventmesh.test_http import Hook, _Handler
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import connections_of
+from tests.support.zbus import HttpClient, request_of
 
 EVENT_BYTES = 16_384
 WAITING_BYTES = 20 * EVENT_BYTES
@@ -200,6 +201,27 @@ def test_what_waits_for_a_slow_reader_does_not_go_out_when_its_right_is_taken(
                         heard += event.payload or b""
         numbers = {int(number) for number in MARKER.findall(valve.drain() + heard)}
         assert 0 < len(numbers) <= published - waiting // EVENT_BYTES + 1
+
+
+def test_values_that_wait_for_a_slow_reader_do_not_go_out_when_its_right_is_taken(house: House) -> None:
+    house.grant("alice subscribe walk/#")
+    numbers = range(600)
+
+    async def write() -> None:
+        for number in numbers:
+            house.broker.state.set(f"walk/big/{number}", b'"event-%06d%b"' % (number, b"x" * EVENT_BYTES))
+        await house.broker.state.commit("test").wait()
+
+    house.run(write)
+    with Valve(house.server.addresses["worterbuch"]) as valve:
+        valve.shut()
+        with HttpClient(valve.address) as client:
+            client.send(request_of("GET", "/api/v1/pget/walk/%23", authorization=f"Bearer {house.alice.jwt}"))
+            house.until(lambda: waiting_bytes(house) >= WAITING_BYTES)
+            house.grant()
+            valve.open()
+            house.until(lambda: not waiting_bytes(house))
+        assert len({*MARKER.findall(valve.drain())}) < len(numbers) - WAITING_BYTES // EVENT_BYTES + 1
 
 
 def test_events_behind_the_window_of_a_subscriber_go_out_as_far_as_they_are_granted(house: House) -> None:

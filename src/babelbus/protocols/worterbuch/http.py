@@ -307,9 +307,8 @@ class WebSession(HttpSession):
         return super().subscriptions if self._stream is None else self._stream.subscriptions
 
     def access_changed(self) -> bool:
-        """Check again who the connection is; the hub knows what its events and its WebSocket may be sent."""
-        self._rest.access_changed()
-        return False
+        """Check again who the connection is; return whether its answers may hold less than before."""
+        return self._rest.access_changed()
 
     def close(self) -> None:
         """End the session: the connection is gone."""

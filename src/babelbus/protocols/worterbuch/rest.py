@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from babelbus import __version__
-from babelbus.core.access import AccessRefusedError
+from babelbus.core.access import AccessRefusedError, Identity, has_lost
 from babelbus.core.state import (
     NoSuchKeyError,
     VersionedError,
@@ -87,6 +87,8 @@ class Rest:
         self._certificate = certificate
         self._key_bytes_max = hub.state.key_bytes_max
         self._own: Access | None = None
+        self._last: Identity | None = None
+        """The identity of who sent the last request."""
         self.name: str | None = None
         """The principal that the last request has proved."""
 
@@ -105,12 +107,16 @@ class Rest:
             own = self._own = Access(keeper, self._client_id, self._address, self._certificate)
         if own.locked:
             raise RequestRefusedError(401, "a token is needed", (("www-authenticate", "Bearer"),))
-        self.name = own.name
+        self.name, self._last = own.name, own.identity
         return own
 
-    def access_changed(self) -> None:
-        """Drop what the connection has proved: the next request asks the gate."""
+    def access_changed(self) -> bool:
+        """Drop what the connection has proved: the next request asks the gate.
+
+        Returns whether who sent the last request may read less than before.
+        """
         self._own = None
+        return self._last is not None and has_lost(self._last, self._last)
 
     def proves_sender(self, request: Request) -> bool:
         """Return whether a request, whose body is still to come, has a valid token or needs none; counts no guess."""
@@ -131,6 +137,7 @@ class Rest:
         if access.name != self.name:
             self.name = access.name
             self._keeper.login(access.name or "", self._address)
+        self._last = access.identity
         return access
 
     def need(self, call: Call, access: Access) -> None:
