@@ -14,6 +14,8 @@ from tests.support.server import LiveServer, configure
 PASSWORD = "correct horse battery staple"
 HOSTILE = '<img/src=x/onerror="alert(1)">'
 
+pytestmark = pytest.mark.interop
+
 
 @pytest.fixture
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:

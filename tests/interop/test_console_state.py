@@ -20,6 +20,8 @@ HOSTILE = '<img src=x onerror="alert(1)">'
 PLACE = "shop/price"
 ENDS = """async () => (await fetch("/api/state/ends", {headers: {"X-Babelbus-Console": "1"}})).json()"""
 
+pytestmark = pytest.mark.interop
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:

@@ -119,7 +119,7 @@ export function Rows({ rows, canChange, reload, caption = "Rows", empty, ...rest
   return html`<${Table} caption=${caption} rows=${rows} rowKey=${rowText} ...${rest} columns=${[
       { name: "who", title: "Who", sort: true, render: (one) => html`<bdi>${one.who}</bdi>` },
       { name: "effect", title: "Effect", sort: true, render: (one) => html`<${Effect} effect=${one.effect} />` },
-      { name: "action", title: "Action", sort: true },
+      { name: "action", title: "Action", sort: true, nowrap: true },
       { name: "pattern", title: "Subjects", sort: true, grow: true, render: (one) => html`<bdi><code>${one.pattern}</code></bdi>` },
       { name: "origin", title: "From", sort: true, wide: true, render: (one) => html`<${Origin} origin=${one.origin} />` },
       { name: "do", title: html`<span class="hidden">Actions</span>`, render: (one) => canChange && one.origin === TABLE
@@ -145,7 +145,7 @@ export function PrincipalPage({ name, canChange }) {
   const session = useSession()
   const poll = usePoll((signal) => get(path`/api/principals/${name}`, {}, { signal }), 5, [name])
   const [dialog, setDialog] = useState(null)
-  const isOwn = session?.principal === name
+  const isOwn = session?.source.endsWith(`:${name}`) ?? false // the built-in administrator is no principal
   const close = () => setDialog(null)
   const remove = async () => {
     await del(path`/api/principals/${name}`)
