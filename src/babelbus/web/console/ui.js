@@ -8,6 +8,5 @@ export { Badge, Button, Empty, Busy, Failure, Heading, Icon, Loaded, Notice, Pan
 export { Confirm, Dialog } from "./ui/dialogs.js"
 export { Field, Form } from "./ui/forms.js"
 export { Pager, Table } from "./ui/table.js"
-export { Chart } from "./ui/chart.js"
+export { Chart, useHistory } from "./ui/chart.js"
 export { Json } from "./ui/json.js"
-export { useHistory } from "./ui/history.js"

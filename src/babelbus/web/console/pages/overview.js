@@ -2,11 +2,13 @@
 
 import { html, useRef } from "../vendor/preact-htm.js"
 import { get } from "../api.js"
-import { Badge, Bytes, Chart, Duration, Heading, Loaded, Notice, Num, Panel, Rate, Stat, Table, link, useHistory, usePoll,
+import { Badge, Bytes, Chart, Duration, Heading, Loaded, Notice, Num, Panel, Rate, Stat, Table, Time, link, useHistory, usePoll,
   useQuery } from "../ui.js"
 
 const SECONDS = 2
 const GROUPS = 8
+const CHANGES = 12
+const CHANGES_SECONDS = 5
 const RANGES = [[1, "10 minutes"], [10, "2 hours"], [60, "2 days"]]
 const WHOLE = ["loop_lag", "memory", "disk_free", "log_bytes", "cpu"]
 const TRAFFIC = /^(published|fetched|live|connections)\.[^.]+$/
@@ -85,6 +87,17 @@ function Lag({ groups }) {
       ]} /></${Panel}>`
 }
 
+/** What was changed by requests since the server started, the newest first. */
+function Changes() {
+  const poll = usePoll((signal) => get("/api/changes", { count: CHANGES }, { signal }), CHANGES_SECONDS)
+  return html`<${Panel} title="What changed lately"><${Loaded} poll=${poll} what="The list of changes">${({ changes }) => html`
+    <${Table} caption="Changes" rows=${changes.map((one, number) => ({ ...one, number }))} rowKey="number" empty="Nothing was changed since the server started." columns=${[
+      { name: "time_ms", title: "When", nowrap: true, render: (one) => html`<${Time} ms=${one.time_ms} ago />` },
+      { name: "text", title: "Change", grow: true },
+      { name: "principal", title: "By", wide: true },
+    ]} />`}</${Loaded}></${Panel}>`
+}
+
 function Protocols({ status, before }) {
   const rate = rates(status, before)
   const of = (name, field) => rate((now) => now.protocols.find((one) => one.protocol === name)?.[field] ?? 0)
@@ -114,7 +127,8 @@ function Page() {
       <${Health} status=${status} />
       <${Figures} status=${status} before=${before} />
       <${Charts} />
-      <div class="grid halves"><${Lag} groups=${status.groups} /><${Protocols} status=${status} before=${before} /></div>`}</${Loaded}>`
+      <div class="grid halves"><${Lag} groups=${status.groups} /><${Protocols} status=${status} before=${before} /></div>
+      <${Changes} />`}</${Loaded}>`
 }
 
 export default { Page }

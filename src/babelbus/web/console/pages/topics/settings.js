@@ -10,7 +10,7 @@ export const SETTINGS = [
   { name: "retention_records", title: "Keep at least so many records", kind: "number", optional: true, help: "The oldest segments go while the rest has so many. Empty: no bound." },
   { name: "cleanup", title: "Cleanup", kind: "choice", options: ["delete", "compact"], help: "delete removes old segments; compact keeps the last record of each key." },
   { name: "retain", title: "State", kind: "choice", options: ["none", "last"], help: "last also keeps the last event of each subject as state." },
-  { name: "ack", title: "A publisher is answered when its record is", kind: "choice", options: ["flushed", "written", "accepted", "replicated"], help: "flushed survives loss of power, written a killed process; replicated needs engine jetstream." },
+  { name: "ack", title: "Answer a publisher when", kind: "choice", options: ["flushed", "written", "accepted", "replicated"], help: "The record is flushed (survives loss of power), written (survives a killed process), accepted (in memory), or replicated (engine jetstream)." },
   { name: "engine", title: "Engine", kind: "choice", options: ["disk", "memory", "db", "jetstream"], fixed: true, help: "memory does not survive a restart." },
   { name: "segment_bytes", title: "Size of a segment", kind: "size", optional: true, more: true, help: "A log rolls at this size. Empty: the server's value." },
   { name: "segment_seconds", title: "Age of a segment", kind: "duration", optional: true, more: true, help: "A segment also rolls at this age, so that retention by age can remove it." },
