@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from babelbus.web import callers
 from babelbus.web.sessions import NOTE_NAME, KeptSessions
 from babelbus.web.token import read_token
 from tests.access.house import House, configured
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.console import PAGE, Browser, Told
 
 HOUR_MS = 3_600_000
@@ -258,6 +260,37 @@ def test_a_token_in_a_header_wins_over_a_cookie(house: House) -> None:
         bearer = {"Authorization": f"Bearer {house.bob.token}"}
         assert one.ask("GET", "/api/console/session", headers=bearer).body["source"] == "admin:bob"
         assert one.ask("GET", "/api/topics", headers={"Authorization": "Bearer wrong"}).status == 401
+
+
+def test_a_browser_that_speaks_tls_with_a_proxy_keeps_its_cookie_to_tls(house: House) -> None:
+    with browser(house) as one:
+        origin = f"https://{one.address}"
+        body = {"token": house.alice.token}
+        told = one.ask("POST", "/api/console/login", body, headers=PAGE | {"Origin": origin})
+        assert "; Secure" in told.headers["Set-Cookie"]
+        assert one.ask("GET", "/api/topics").status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "127.0.0.1:8600", "[::1]:8600", "x.localhost:0"])
+def test_each_port_of_a_host_has_a_cookie_of_its_own(house: House, host: str) -> None:
+    with browser(house) as one:
+        told = one.ask("POST", "/api/console/login", {"token": house.alice.token}, headers=PAGE | {"Host": host})
+        port = host.rpartition(":")[2] if host.rpartition(":")[2].isdigit() else ""
+        name = f"babelbus_session_{port}" if port else "babelbus_session"
+        assert told.headers["Set-Cookie"].startswith(f"{name}=")
+        assert one.ask("GET", "/api/topics", headers=PAGE | {"Host": host, "Cookie": str(one.cookie)}).status == 200
+        assert one.ask("GET", "/api/topics").status == 401  # the port of the test is another one
+
+
+def test_a_request_without_a_host_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise AssertionError("the network was asked for a name")
+
+    monkeypatch.setattr(socket, "getfqdn", fail)
+    host, _, port = house.server.addresses["admin"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS) as raw:
+        raw.sendall(b"GET /api/topics HTTP/1.0\r\nX-Babelbus-Console: 1\r\nCookie: babelbus_session=x\r\n\r\n")
+        assert raw.recv(100).split(b" ")[1] == b"401"
 
 
 def test_a_get_neither_logs_in_nor_out(house: House) -> None:

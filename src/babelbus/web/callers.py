@@ -85,7 +85,8 @@ def session_of(request: web.Request) -> Session | None:
 
 def cookie_of(request: web.Request) -> str:
     """Return the name of the cookie for the address that the browser asks."""
-    _, colon, port = request.host.rpartition(":")
+    # Not `request.host`: without the header, that asks the network for the name of this machine.
+    _, colon, port = request.headers.get(hdrs.HOST, "").rpartition(":")
     return f"{COOKIE}_{port}" if colon and port.isascii() and port.isdigit() else COOKIE
 
 
