@@ -11,7 +11,7 @@ from babelbus.cli.output import escape, human_time, note, plural, print_json, pr
 from babelbus.cli.read import check_start, from_offset_option, from_time_option
 from babelbus.cli.target import Target, bus_options
 
-COUNT_AT_ONCE = 500
+COUNT_AT_ONCE = 64
 SHOWN_BYTES_MAX = 64 * 1024
 
 

@@ -10,7 +10,10 @@ from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.format import CorruptRecordError
 from babelbus.records.record import Record
 from babelbus.units import MIB
+from babelbus.web.answers import read_number
+from babelbus.web.calls import Call
 from babelbus.web.errors import NoRecordError
+from babelbus.web.shown_records import Limits
 
 COUNT_AT_ONCE = 200
 READ_BYTES_MAX = MIB
@@ -18,6 +21,10 @@ READ_BYTES_MAX = MIB
 ANSWER_BYTES_MAX = 32 * MIB
 """The size of the reads of one answer, before the last one."""
 WIDTH_MAX = 2**40
+BYTES_MAX = 1024
+PREVIEW_BYTES_MAX = 64 * 1024
+SHOWN_BYTES_MAX = 4 * MIB
+"""Most bytes of payloads in one answer: it is made within one turn of the event loop."""
 
 
 class Page(msgspec.Struct):
@@ -38,6 +45,12 @@ def readable(broker: Broker, principal: Identity, name: str) -> Topic:
     """
     broker.check_topic(principal, Action.READ, name)
     return broker.topic(name)
+
+
+def read_limits(call: Call, count: int) -> Limits:
+    """Read `bytes_max` of a query: how much of the payload of each of `count` records is shown."""
+    asked = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX, SHOWN_BYTES_MAX // count)
+    return Limits(asked, min(asked, 1024), min(asked, 1024), 4096)
 
 
 async def read_some(

@@ -25,19 +25,28 @@ from babelbus.core.broker import Broker
 from babelbus.core.partition import Partition
 from babelbus.core.rooted import relative_chunk, relative_record
 from babelbus.core.topic import Topic
+from babelbus.records.format import CorruptRecordError
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.units import MIB
 from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
-from babelbus.web.reading import Page, read_backwards, read_forwards, read_one, read_some, readable
+from babelbus.web.reading import (
+    Page,
+    read_backwards,
+    read_forwards,
+    read_limits,
+    read_one,
+    read_some,
+    readable,
+)
 from babelbus.web.shown_records import UNSET, WHOLE, Limits, ShownRecord, printable, show
-from babelbus.web.views import Encoders, StoredRecord, View, views_of
+from babelbus.web.views import RECORD_BYTES_MAX, Encoders, StoredRecord, View, views_of
 
 COUNT = 50
 COUNT_MAX = 500
-BYTES_MAX = 1024
-PREVIEW_BYTES_MAX = 64 * 1024
+NEWEST_MAX = 2_000
+"""Most records that are read to show the newest ones of all partitions."""
 HEARTBEAT_SECONDS = 10.0
 FOLLOW_SECONDS = 0.25
 """The pause behind the records of one turn: a page shows no more than some hundred a second."""
@@ -103,8 +112,7 @@ class RecordRoutes:
         name, principal = topic_of(call), call.principal
         topic = readable(self._broker, principal, name)
         count = min(read_number(call, "count", 1) or COUNT, COUNT_MAX)
-        bytes_max = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX)
-        limits = Limits(bytes_max, min(bytes_max, 1024), min(bytes_max, 1024), 4 * 1024)
+        limits = read_limits(call, count)
         number = read_number(call, "partition")
         if number is None and len(topic.partitions) > 1 and not call.query.keys() & {"offset", "before", "time_ms"}:
             return answer(await _newest(topic, principal, count, limits))
@@ -141,7 +149,7 @@ class RecordRoutes:
         record, data = await read_one(partition, offset, topic.name)
         principal, name, root = call.principal, topic.name, call.principal.root
         shown = show(record, partition.number, name, principal, WHOLE)
-        if root is not None:
+        if root is not None and len(data) <= RECORD_BYTES_MAX:  # a larger one has no views
             record, data = relative_record(record, root), bytes(relative_chunk(data, root))
         stored = StoredRecord(principal.relative(name), name, topic.id, partition.number, record, data)
         first, end = partition.log.first_offset, partition.high_watermark
@@ -160,7 +168,7 @@ class RecordRoutes:
         name, principal = topic_of(call), call.principal
         topic = readable(self._broker, principal, name)
         number, offset = read_number(call, "partition"), read_number(call, "offset")
-        bytes_max = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX)
+        limits = read_limits(call, FOLLOW_COUNT)
         partitions = topic.partitions if number is None else [topic.partition(number)]
         if self._followers >= FOLLOWERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{FOLLOWERS_MAX} pages follow topics already, which is the limit")
@@ -169,7 +177,6 @@ class RecordRoutes:
         try:
             response = await call.begin_lines()
             await response.write(b"\n")  # tells the reader that the records from here on come
-            limits = Limits(bytes_max)
             while self._holds(topic, principal):
                 lines = [line for one in partitions for line in await _new_lines(one, cursors, name, principal, limits)]
                 if lines:
@@ -239,8 +246,9 @@ async def _page(call: Call, partition: Partition, count: int) -> Page:
 
 async def _newest(topic: Topic, principal: Identity, count: int, limits: Limits) -> Records:
     """Return the newest records of all partitions, by time."""
+    each = min(count, max(NEWEST_MAX // len(topic.partitions), 1))
     pages = [
-        (one, await read_backwards(one, one.log.first_offset, one.high_watermark, count)) for one in topic.partitions
+        (one, await read_backwards(one, one.log.first_offset, one.high_watermark, each)) for one in topic.partitions
     ]
     everything = [(record, one.number) for one, page in pages for record in page.records]
     everything.sort(key=lambda pair: (pair[0].timestamp, pair[1], pair[0].offset))
@@ -261,12 +269,17 @@ async def _new_lines(
     elif offset > end:  # the end was lost with the disk: its offsets are given again
         cursors[partition] = end
         return lines
+    if start == end:
+        cursors[partition] = end
+        return lines
     try:
-        page = await read_forwards(partition, start, end, FOLLOW_COUNT)
+        records, cursors[partition], _ = await read_some(partition, start, end, FOLLOW_COUNT)
     except OffsetOutOfRangeError:  # retention was faster
         return lines
-    cursors[partition] = page.next_offset
-    return lines + [encode(show(record, partition.number, name, principal, limits)) for record in page.records]
+    except CorruptRecordError:
+        cursors[partition] = start + 1
+        return [*lines, b'{"skipped":1,"partition":%d}' % partition.number]
+    return lines + [encode(show(record, partition.number, name, principal, limits)) for record in records]
 
 
 async def _any_beyond(cursors: dict[Partition, int], seconds: float) -> bool:

@@ -28,18 +28,16 @@ from babelbus.web.answers import read_number, read_text
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import Answer, Call, Route
 from babelbus.web.errors import NoRecordError
-from babelbus.web.reading import read_one, readable
+from babelbus.web.reading import read_limits, read_one, readable
 from babelbus.web.search.language import parse
 from babelbus.web.search.process import SearchEndedError, Searcher
 from babelbus.web.search.tasks import Outcome, Task
-from babelbus.web.shown_records import Limits, ShownRecord, show
+from babelbus.web.shown_records import ShownRecord, show
 
 COUNT = 50
 COUNT_MAX = 1_000
 BUDGET_MS = 10_000
 BUDGET_MS_MAX = 60_000
-BYTES_MAX = 1024
-PREVIEW_BYTES_MAX = 64 * 1024
 SEARCHES_MAX = 8
 """Most searches at once: they share one process."""
 SLICE_SECONDS = 0.1
@@ -110,13 +108,12 @@ class SearchRoutes:
         parse(text)
         count = min(read_number(call, "count", 1) or COUNT, COUNT_MAX)
         budget_ms = min(read_number(call, "budget_ms", 1) or BUDGET_MS, BUDGET_MS_MAX)
-        bytes_max = min(read_number(call, "bytes_max", 1) or BYTES_MAX, PREVIEW_BYTES_MAX)
+        limits = read_limits(call, count)
         starts = await _starts(call, topic)
         if self._searches >= SEARCHES_MAX:
             raise web.HTTPServiceUnavailable(text=f"{SEARCHES_MAX} searches run already, which is the limit")
         deadline = self._clock.monotonic() + budget_ms / 1000
         search = Search(self._broker, self.searcher, self._clock, topic, principal, text, count, deadline)
-        limits = Limits(bytes_max)
         self._searches += 1
         try:
             response = await call.begin_lines()

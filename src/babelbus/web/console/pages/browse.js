@@ -94,12 +94,12 @@ function localText(ms) {
 }
 
 /** One page of records by offset or time. */
-function Stored({ topic, query, setQuery, open, chosen }) {
+function Stored({ topic, query, setQuery, open, chosen, turn: changes }) {
   const { partition, offset, before, time } = query
   const isMerged = partition === undefined && offset === undefined && before === undefined && time === undefined
   const poll = usePoll((signal) => get(path`/api/topics/${topic}/records`, {
     partition, offset, before, time_ms: time, last: isMerged || undefined, count: COUNT,
-  }, { signal }), 0, [topic, partition, offset, before, time])
+  }, { signal }), 0, [topic, partition, offset, before, time, changes])
   return html`<${Loaded} poll=${poll} what="The records">${(page) => {
     const isUp = (query.order ?? (offset !== undefined || time !== undefined ? "up" : "down")) === "up"
     const rows = isUp ? page.records : [...page.records].reverse()
@@ -191,6 +191,7 @@ function Found({ topic, query, open, chosen, hasPartitions }) {
 function TopicPage({ topic }) {
   const [query, setQuery] = useQuery()
   const [dialog, setDialog] = useState(null)
+  const [turn, setTurn] = useState(0)
   const poll = usePoll((signal) => get(path`/api/topics/${topic}`, {}, { signal }), 0, [topic])
   const mayPublish = useMay("publish", topic)
   const partitions = poll.data?.partitions.length ?? 1
@@ -198,7 +199,10 @@ function TopicPage({ topic }) {
   const open = (record) => setQuery({ open: placeOf(record) })
   const live = query.live !== undefined
   const shared = { topic, query, open, chosen: query.open, hasPartitions }
-  const close = () => setDialog(null)
+  const close = () => {
+    setDialog(null)
+    setTurn(turn + 1) // what was published is shown
+  }
   return html`<${Heading} title=${topic} crumbs=${[["Browse", link("/browse")]]} actions=${html`
       <${Button} icon="add" disabled=${mayPublish === false} title=${mayPublish === false ? "You may not publish to this topic." : undefined}
         onClick=${() => setDialog({ kind: "publish" })}>Publish</${Button}>
@@ -216,7 +220,7 @@ function TopicPage({ topic }) {
       </${Panel}>
       ${live ? html`<${Live} ...${shared} partition=${query.partition} />`
         : query.filter ? html`<${Found} key=${[query.filter, query.partition, query.offset, query.time].join("\n")} ...${shared} />`
-        : html`<${Stored} ...${shared} setQuery=${setQuery} />`}`}
+        : html`<${Stored} ...${shared} setQuery=${setQuery} turn=${turn} />`}`}
     ${query.open && html`<${RecordDialog} topic=${topic} place=${query.open} onClose=${() => setQuery({ open: null })}
       onMove=${(place) => setQuery({ open: place })} mayPublish=${mayPublish !== false} onDialog=${setDialog} />`}
     ${dialog?.kind === "publish" && html`<${PublishDialog} topic=${topic} partitions=${partitions} record=${dialog.record} onClose=${close} />`}
