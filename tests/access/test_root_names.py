@@ -418,6 +418,31 @@ def test_dead_letters_of_a_tenant_stay_below_its_root(house: House) -> None:
         assert tenancy.end_of("jobs") == 2
 
 
+def test_the_pages_of_groups_and_letters_name_nothing_above_the_root(house: House) -> None:
+    make(house, f"{ACME}/paged", f"{GLOBEX}/paged")
+    with tenant(house, ACME, Told) as (tenancy, proof), Told(tenancy, proof) as client:
+        settings = {"ack": "explicit", "attempts_max": 1}
+        client.tell("POST", "/api/groups", {"topic": "paged", "name": "p", "settings": settings})
+        tenancy.emit("paged/1")
+        path = f"/api/topics/{quote('paged', safe='')}/groups/p"
+        response = client.open("GET", f"{path}/consume", max="1")
+        consumer = json.loads(response.readline())["consumer"]
+        response.readline()
+        page = client.tell("GET", "/api/groups", count="9", search="paged")
+        assert [group["topic"] for group in page["groups"]] == ["paged"]
+        group = client.tell("GET", path)
+        assert [record["offset"] for record in group["oldest"]] == [0]
+        client.tell("POST", f"/api/consumers/{consumer}/nack", {"numbers": [1], "final": True})
+        house.until(lambda: ends(house, f"{ACME}/dead-letters/p") == 1)
+        effect = client.tell("POST", f"{path}/seek", {"at": "end"}, preview="1")
+        assert effect["topic"] == "paged"
+        letters = client.tell("GET", "/api/dead-letters/p/0", shortened="1")
+        (letter,) = letters["letters"]
+        assert (letter["origin"]["topic"], letter["record"]["subject"]) == ("paged", "paged/1")
+        done = client.tell("POST", "/api/dead-letters/p/replay", {"progress": True})
+        assert "tenants" not in json.dumps([page, group, effect, letters, done])
+
+
 def test_the_server_s_own_topics_are_not_below_a_root(house: House) -> None:
     with tenant(house, ACME, Told) as (tenancy, proof), Told(tenancy, proof) as client:
         house.grant("role:walkers * #")

@@ -160,7 +160,8 @@ def _shortened(letter: StoredLetter, topic: str, principal: Identity) -> ShownLe
     record, origin = _split(letter, principal)
     if origin is not None and len(origin.reason) > REASON_LENGTH_MAX:
         origin = msgspec.structs.replace(origin, reason=f"{origin.reason[:REASON_LENGTH_MAX]}...")
-    return ShownLetter(show(record, letter.partition, topic, principal, Limits()), origin, letter.replayed)
+    source = topic if letter.letter is None else letter.letter.topic  # its subject is one of the topic of origin
+    return ShownLetter(show(record, letter.partition, source, principal, Limits()), origin, letter.replayed)
 
 
 def _line(letter: StoredLetter, principal: Identity) -> LetterLine:

@@ -75,14 +75,14 @@ COUNT_MAX = 1_000
 """Most groups of one page."""
 LISTED_MEMBERS = 3
 """Members of each group that a page of groups shows."""
-SORTS: dict[str, Callable[[GroupInfo], Any]] = {
-    "topic": lambda info: (info.topic, info.name),
-    "name": lambda info: (info.name, info.topic),
-    "lag": lambda info: info.lag,
-    "in_flight": lambda info: info.in_flight,
-    "members": lambda info: info.members,
-    "redelivered": lambda info: info.counts.redelivered,
-    "dead_lettered": lambda info: info.counts.dead_lettered,
+SORTS: dict[str, Callable[[Group], Any]] = {
+    "topic": lambda group: (group.topic.name, group.name),
+    "name": lambda group: (group.name, group.topic.name),
+    "lag": lambda group: sum(cursor.info().lag for cursor in group.cursors),
+    "in_flight": lambda group: 0 if group.flight is None else group.flight.count,
+    "members": lambda group: len(group.members),
+    "redelivered": lambda group: group.counts.redelivered,
+    "dead_lettered": lambda group: group.counts.dead_lettered,
 }
 
 
@@ -222,15 +222,18 @@ def _page(call: Call, groups: list[Group], count: int) -> dict[str, Any]:
     sort = call.query.get("sort", "topic")
     if sort not in SORTS:
         raise web.HTTPBadRequest(text=f"sort is one of {', '.join(SORTS)}, not {sort[:40]!r}")
-    pairs = [(_shown(group, principal), group) for group in groups if not group.name.startswith("$")]
-    pairs = [pair for pair in pairs if search in f"{pair[0].topic} {pair[0].name}".lower()]
-    pairs.sort(key=lambda pair: SORTS[sort](pair[0]), reverse=call.query.get("descending") == "1")
-    offset = read_number(call, "offset") or 0
-    shown = [
-        _inspected(group, principal, members_max=LISTED_MEMBERS, oldest_max=0)
-        for _, group in pairs[offset : offset + count]
+    relative, offset = principal.relative, read_number(call, "offset") or 0
+    chosen = [
+        group
+        for group in groups
+        if not group.name.startswith("$") and search in f"{relative(group.topic.name)} {group.name}".lower()
     ]
-    return {"groups": shown, "total": len(pairs)}
+    chosen.sort(key=SORTS[sort], reverse=call.query.get("descending") == "1")
+    shown = chosen[offset : offset + count]
+    return {
+        "groups": [_inspected(group, principal, members_max=LISTED_MEMBERS, oldest_max=0) for group in shown],
+        "total": len(chosen),
+    }
 
 
 def _preview(group: Group, partitions: list[SeekPreview], principal: Identity) -> Preview:

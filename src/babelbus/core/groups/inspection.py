@@ -317,7 +317,8 @@ class _Look:
             at, number, offset = waiting[0]
             attempt = self._attempt(cursors[number].flight.attempts.get(offset, 0) + 1)
             count = len(waiting) - 1
-            more = {0: "", 1: " Another record waits, too."}.get(count, f" {count:,} other records wait, too.")
+            others = f"{'at least ' if len(self._retries) >= SCAN_MAX else ''}{count:,}"
+            more = {0: "", 1: " Another record waits, too."}.get(count, f" Of the others, {others} wait, too.")
             text = f"Record {offset} of partition {number} waits for {attempt}, {self._until(at)}.{more}"
             yield Obstacle("redelivery", text, number, offset, self._wall(at))
 

@@ -171,9 +171,12 @@ function Guarded({ Page, params, query }) {
 function Outlet({ found, query, path }) {
   const [state, setState] = useState({ name: null, Page: null, error: null })
   const name = found?.page.name
+  const wanted = useRef(null)
+  wanted.current = name
+  // Pages may come in another order than they were asked for: the last one counts.
   const fetchPage = () => load(found.page).then(
-    ({ Page }) => setState({ name, Page, error: null }),
-    (error) => setState({ name, Page: null, error }),
+    ({ Page }) => wanted.current === name && setState({ name, Page, error: null }),
+    (error) => wanted.current === name && setState({ name, Page: null, error }),
   )
   useEffect(() => {
     if (found) fetchPage()
