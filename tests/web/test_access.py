@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 
+from babelbus.core.state import KeyPattern, Testament
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
 from tests.web.test_state import Api
@@ -163,3 +165,34 @@ def test_a_page_of_the_audit_looks_at_a_bounded_number_of_records(
 
 def test_an_audit_that_has_nothing_has_one_empty_page(api: Api) -> None:
     assert list(pages(api)) == [[]]
+
+
+# -- locks and wills of others ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("root", ["", "acme"])
+def test_locks_and_wills_are_told_as_far_as_their_keys_are_granted(api: Api, root: str) -> None:
+    def lock(key: str) -> None:
+        api.live.call(lambda: api.live.server.broker.state.locks.lock(key, f"owner of {key}"))
+
+    def leave(owner: str, key: str) -> None:
+        will = Testament((KeyPattern(tuple(key.split("/")), rest=True),), ((f"{key}/x", msgspec.Raw(b"1")),))
+        api.live.call(lambda: api.live.server.broker.state.set_testament(owner, will))
+
+    for key in ("acme/plant", "acme/hidden", "globex/plant"):
+        lock(key)
+        leave(f"client of {key}", key)
+    wish = [{"kind": "password", "password": PASSWORD}]
+    body = {"name": "anna", "issue": wish} | ({"root": root} if root else {})
+    assert api("POST", "/api/principals", json.dumps(body).encode())[0] == 201
+    rows = [row("anna", action, "acme/plant/#")["rows"][0] for action in ("subscribe", "write-state")]
+    api.json("POST", "/api/access/rows", json.dumps({"rows": rows}).encode())
+    anna, key = AsAnna(api.live), "plant" if root else "acme/plant"
+    assert [one["key"] for one in anna("GET", "/api/state/locks")[1]["locks"]] == [key]
+    (will,) = anna("GET", "/api/state/wills")[1]["wills"]
+    assert will["owner"] == "client of acme/plant"
+    assert will["grave_goods"] == [f"{key}/#"]
+    assert [one["key"] for one in will["last_will"]] == [f"{key}/x"]
+    assert anna("GET", "/api/state/locks", key=key)[1]["total"] == 1
+    assert len(api.json("GET", "/api/state/locks")["locks"]) == 3
+    assert len(api.json("GET", "/api/state/wills")["wills"]) == 3
