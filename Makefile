@@ -63,7 +63,7 @@ test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python tests/run.py $(ARGS)
 
 # The clients' packages are kept in the environment's folder, so that only the first run installs them.
-interop: $(VENV)/.ready-dev $(VENV)/.ready-browser
+interop: $(VENV)/.ready-dev $(VENV)/.ready-browser $(VENV)/.ready-flights
 	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python -m pytest -m interop $(ARGS) tests/interop
 
 # A test ends after half an hour, all of them end after five hours.

@@ -1,0 +1,146 @@
+"""A real Chromium with the console's policy on; whatever a page does that it may not fails the test."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.interop.console.world import World, filled, running
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.chromium import find_browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page
+
+Theme = Literal["dark", "light"]
+EXPECTED = ("Failed to load resource", "net::ERR_")
+"""What Chromium itself writes about answers that are no success; the page tells them to its user."""
+
+
+class Window:
+    """One browser with a log-in of its own, at one page of the console."""
+
+    def __init__(self, browser: "Browser", url: str, *, width: int = 1280, theme: Theme = "light") -> None:
+        self.url = url
+        self.faults: list[str] = []
+        self.outside: list[str] = []
+        self.context: BrowserContext = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=theme, timezone_id="UTC", reduced_motion="reduce"
+        )
+        self.context.set_default_timeout(SAFETY_NET_SECONDS * 1000 / 2)
+        self.page: Page = self.context.new_page()
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", lambda request: self._asked(request.url))
+
+    def _heard(self, message: "ConsoleMessage") -> None:
+        if message.type == "error" and not message.text.startswith(EXPECTED[0]) and EXPECTED[1] not in message.text:
+            self.faults.append(message.text)
+
+    def _asked(self, url: str) -> None:
+        if urlsplit(url).netloc != urlsplit(self.url).netloc and not url.startswith("blob:"):
+            self.outside.append(url)
+
+    def log_in(self, *, token: str | None = None, user: str = "", password: str = "") -> None:
+        """Log in with a token, or with a user and a password."""
+        page = self.page
+        page.goto(self.url)
+        if token is None:
+            page.get_by_role("tab", name="User and password").click()
+            page.get_by_label("User", exact=True).fill(user)
+            page.get_by_label("Password", exact=True).fill(password)
+        else:
+            page.get_by_label("Token", exact=True).fill(token)
+        page.get_by_role("button", name="Log in").click()
+        page.locator("aside").wait_for(state="attached")
+
+    def open(self, fragment: str, *texts: str) -> "Page":
+        """Open a page of the console, and wait until it shows the texts."""
+        self.page.goto(f"{self.url}/#{fragment}")
+        self.wait(*texts)
+        return self.page
+
+    def wait(self, *texts: str) -> None:
+        """Wait until the page shows the texts."""
+        for text in texts:
+            self.page.get_by_text(text).filter(visible=True).first.wait_for()
+
+    def click(self, name: str, within: "Locator | None" = None) -> None:
+        """Press a button."""
+        (within or self.page).get_by_role("button", name=name).first.click()
+
+    @property
+    def dialog(self) -> "Locator":
+        """The open dialog."""
+        return self.page.locator("dialog[open]").last
+
+    def fill(self, label: str, text: str) -> None:
+        """Fill a field of the open dialog."""
+        self.dialog.get_by_label(label, exact=True).fill(text)
+
+    def finish(self, name: str) -> None:
+        """Press a button of the open dialog, and wait until the dialog is gone."""
+        dialogs = self.page.locator("dialog[open]")
+        before = dialogs.count()
+        self.dialog.get_by_role("button", name=name, exact=True).click()
+        self.page.wait_for_function("(count) => document.querySelectorAll('dialog[open]').length < count", arg=before)
+
+    def close(self) -> None:
+        """Close the browser, and check what its pages did."""
+        self.context.close()
+        assert self.faults == []
+        assert self.outside == []
+
+
+@pytest.fixture(scope="session")
+def chromium() -> "Iterator[Browser]":
+    """A browser, or a skip that says what is missing."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no browser is installed (Debian: apt-get install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        browser = playwright.chromium.launch(executable_path=program, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def world(chromium: "Browser") -> Iterator[World]:
+    """The filled server that tests read from; who changes something changes what is its own."""
+    with filled() as found:
+        yield found
+
+
+@pytest.fixture
+def empty(chromium: "Browser") -> Iterator[World]:
+    """A server of one test."""
+    with running() as found:
+        yield found
+
+
+Windows = Callable[..., Window]
+
+
+@pytest.fixture
+def windows(chromium: "Browser") -> Iterator[Windows]:
+    """Open windows; at the end each is checked."""
+    with contextlib.ExitStack() as stack:
+
+        def make(world: World, *, logged_in: bool = True, width: int = 1280, theme: Theme = "light") -> Window:
+            window = Window(chromium, world.url, width=width, theme=theme)
+            stack.callback(window.close)
+            if logged_in:
+                window.log_in(token=world.token)
+            return window
+
+        yield make
+
+
+@pytest.fixture
+def window(windows: Windows, world: World) -> Window:
+    """A window of the administrator at the filled server."""
+    return windows(world)
