@@ -21,9 +21,9 @@ function withRates(answer, before, now) {
 function Subscriptions({ connection, onOpen }) {
   const { subscriptions, subscription_count: count } = connection
   if (!count) return html`<span class="muted">none</span>`
+  const text = count === 1 ? subscriptions[0].pattern : `${numText(count)} patterns`
   const narrowed = subscriptions.filter((one) => one.narrowed_to).length
-  return html`<button type="button" class="linklike" onClick=${onOpen} aria-label="Subscriptions of ${connection.id}">
-    ${count === 1 ? subscriptions[0].pattern : `${numText(count)} patterns`}</button>
+  return html`<button type="button" class="linklike" onClick=${onOpen} aria-label="${text}, read by ${connection.id}">${text}</button>
     ${narrowed > 0 && html` <${Badge} kind="warning" title="The table grants a part of what was asked for.">narrowed</${Badge}>`}`
 }
 

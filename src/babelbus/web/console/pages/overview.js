@@ -103,7 +103,7 @@ function Protocols({ status, before }) {
   const of = (name, field) => rate((now) => now.protocols.find((one) => one.protocol === name)?.[field] ?? 0)
   return html`<${Panel} title="Protocols">
     <${Table} caption="Protocols" rows=${status.protocols} rowKey="protocol" columns=${[
-      { name: "protocol", title: "Protocol" },
+      { name: "protocol", title: "Protocol", nowrap: true },
       { name: "connections", title: "Connections", right: true },
       { name: "published", title: "Published", right: true, render: (one) => html`<${Rate} value=${of(one.protocol, "published")} />` },
       { name: "fetched", title: "Fetched", right: true, wide: true, render: (one) => html`<${Rate} value=${of(one.protocol, "fetched")} />` },

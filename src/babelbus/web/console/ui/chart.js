@@ -79,7 +79,7 @@ function Figures({ title, series, end_ms, step_s, unit, resets_ms }) {
       values: series.map((one) => one.points[one.points.length - 1 - back] ?? null) })
   }
   const format = formatOf(unit)
-  return html`<div class="table-box figures" role="region" aria-label="${title}, as a table" tabIndex="0"><table>
+  return html`<div class="table-box figures" role="group" aria-label="${title}, as a table" tabIndex="0"><table>
     <caption class="hidden">${title}: the last ${rows.length} values, the newest first</caption>
     <thead><tr><th scope="col">Time</th>${series.map((one) => html`<th key=${one.label} scope="col" class="right">${one.label}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.time}><th scope="row" class="num">${timeText(row.time, { clock: step_s < 60 })}

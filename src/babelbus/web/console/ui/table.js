@@ -48,7 +48,7 @@ export function Table({ columns, rows, caption, rowKey = "id", sort, onSort, fir
   const selectAll = (on) => onSelect(new Set([...selected].filter((key) => !sorted.some((row) => keyOf(row) === key))
     .concat(on ? sorted.map(keyOf) : [])))
   const cell = (column) => words(column.right && "right", column.wide && "wide-only", column.nowrap && "nowrap", column.grow && "grow")
-  return html`<div class=${words("table-box", kind)} role="region" aria-label=${caption} tabIndex="0">
+  return html`<div class=${words("table-box", kind)} role="group" aria-label=${caption} tabIndex="0">
     <table aria-busy=${busy ? "true" : undefined}>
       <caption class="hidden">${caption}</caption>
       <thead><tr>
@@ -58,7 +58,7 @@ export function Table({ columns, rows, caption, rowKey = "id", sort, onSort, fir
           ${column.sort
             ? html`<button type="button" class="sort" onClick=${() => toggle(column)}>${column.title}
                 <span class="arrow" aria-hidden="true">${shown?.name === column.name ? (shown.descending ? "↓" : "↑") : ""}</span></button>`
-            : column.title}</th>`)}
+            : column.title || html`<span class="hidden">Actions</span>`}</th>`)}
       </tr></thead>
       <tbody>
         ${sorted?.map((row) => html`<tr key=${keyOf(row)} class=${rowClass?.(row)}>
@@ -92,7 +92,7 @@ function Tick({ checked, some, label, onChange }) {
 export function Pager({ offset, count, total, onGo, what = "rows" }) {
   const last = Math.min(offset + count, total)
   if (total <= count && offset === 0) return html`<p class="pager"><span role="status">${numText(total)} ${what}</span></p>`
-  return html`<nav class="pager" aria-label="Pages">
+  return html`<nav class="pager" aria-label="Pages of the list">
     <span role="status">${total === 0 ? 0 : numText(offset + 1)} to ${numText(last)} of ${numText(total)} ${what}</span>
     <${Button} small disabled=${offset === 0} onClick=${() => onGo(Math.max(0, offset - count))}><${Icon} name="left" />Back</${Button}>
     <${Button} small disabled=${last >= total} onClick=${() => onGo(offset + count)}>Next<${Icon} name="right" /></${Button}>

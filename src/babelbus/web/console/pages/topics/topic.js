@@ -18,7 +18,7 @@ function Partitions({ topic, onOpen }) {
     { name: "records", title: "Records", sort: true, right: true, value: (one) => one.high_watermark - one.first_offset, render: (one) => html`<${Num} value=${one.high_watermark - one.first_offset} />` },
     { name: "bytes", title: "Size", sort: true, right: true, render: (one) => html`<${Bytes} value=${one.bytes} />` },
     { name: "segments", title: "Segments", right: true, render: (one) => one.parts
-      ? html`<button type="button" class="linklike" aria-label="Segments of partition ${one.partition}" onClick=${() => onOpen(one.partition)}>${one.segments}</button>`
+      ? html`<button type="button" class="linklike" aria-label="${one.segments} segments of partition ${one.partition}" onClick=${() => onOpen(one.partition)}>${one.segments}</button>`
       : html`<${Num} value=${one.segments} />` },
     { name: "next", title: "Retention to come", nowrap: true, wide: true, render: (one) => html`<${ToCome} partition=${one} settings=${topic.settings} />` },
   ]} />`
