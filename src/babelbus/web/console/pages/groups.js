@@ -130,7 +130,7 @@ function Why({ group }) {
 function Figures({ group }) {
   const { counts } = group
   return html`<dl class="stats">
-    <${Stat} label="Lag" note=${`${numText(counts.acknowledged || counts.delivered)} done since the start`}><${Num} value=${group.lag} /></${Stat}>
+    <${Stat} label="Lag" note=${`${numText(group.settings.ack === "explicit" ? counts.acknowledged : counts.delivered)} done since the start`}><${Num} value=${group.lag} /></${Stat}>
     <${Stat} label="In flight" note=${`of at most ${numText(group.settings.in_flight_max)}`}><${Num} value=${group.in_flight} /></${Stat}>
     <${Stat} label="Members"><${Num} value=${group.members} /></${Stat}>
     <${Stat} label="Next redelivery" note=${group.attempts ? `after ${count(group.attempts, "delivery").replace("deliverys", "deliveries")} at most` : "no record has failed"}>
@@ -140,14 +140,14 @@ function Figures({ group }) {
   </dl>`
 }
 
-/** The lag over the last two hours, if the group is one of those that the server keeps it for. */
+/** The lag over the last ten minutes, if the group is one of those that the server keeps it for. */
 function Lag({ group }) {
   const escape = (text) => text.replaceAll("%", "%25").replaceAll(",", "%2C") // commas are between the names of series
   const series = `group.${escape(group.topic)}.${escape(group.name)}.lag`
-  const { data } = usePoll((signal) => get("/api/history", { series, step: 10 }, { signal }), 10, [series])
+  const { data } = usePoll((signal) => get("/api/history", { series, step: 1 }, { signal }), SECONDS, [series])
   if (!data || data.series.length === 0) return null
   const { end_ms, step_s, resets_ms } = data
-  return html`<${Panel}><${Chart} level=${2} title="Lag" unit="records" note="the last two hours" ...${{ end_ms, step_s, resets_ms }}
+  return html`<${Panel}><${Chart} level=${2} title="Lag" unit="records" note="the last ten minutes" ...${{ end_ms, step_s, resets_ms }}
     series=${[{ label: "Lag", points: data.series[0].points }]} /></${Panel}>`
 }
 
