@@ -103,7 +103,8 @@ def nats_cluster(*, sync: str = "2m") -> Iterator[list[NatsServer]]:
         servers = [
             NatsServer(
                 folder, f"n{number}", ports[number],
-                f'cluster {{ name: c, listen: "127.0.0.1:{ports[3 + number]}", routes: [{routes}] }}', sync=sync,
+                f'cluster {{ name: c, listen: "127.0.0.1:{ports[3 + number]}", routes: [{routes}]\n'
+                "no_advertise: true }", sync=sync,  # clients stay on the way that they were given
             )
             for number in range(3)
         ]  # fmt: skip
