@@ -76,7 +76,7 @@ function Page() {
     { name: "subscription_count", title: "Subscriptions", sort: true, render: (one) => html`<${Subscriptions} connection=${one} onOpen=${() => setOpen(one)} />` },
     { name: "close", title: "", wide: true, render: (one) => mayClose && html`<${Button} small kind="danger" aria-label="Close ${one.id}" onClick=${() => setClosing(one)}>Close</${Button}>` },
   ]
-  return html`<${Heading} title="Connections">A client that has not proved who it is is nobody. Rates are seen from the server.</${Heading}>
+  return html`<${Heading} title="Connections">The client is nobody while it has not proved who it is. Rates are those of the server.</${Heading}>
     <${Loaded} poll=${poll} what="The list of connections">${({ connections, total, protocols }) => html`
       <div class="toolbar">
         <${Search} label="Search principals and addresses" value=${query.search ?? ""} onSearch=${(search) => setQuery({ search, offset: null })} />
@@ -87,7 +87,7 @@ function Page() {
         </div>
       </div>
       <${Table} caption="Connections" rows=${connections} columns=${columns}
-        empty=${query.search || query.protocol ? "No connection fits the filter." : "Nobody is connected. Requests of HTTP end with their answer and are not listed."} />
+        empty=${query.search || query.protocol ? "No connection fits the filter." : "Nobody is connected over a protocol of the bus. Browsers of the console are not listed."} />
       <${Pager} offset=${offset} count=${COUNT} total=${total} what="connections" onGo=${(next) => setQuery({ offset: next || null }, { replace: false })} />
     `}</${Loaded}>
     ${open && html`<${Details} connection=${poll.data?.connections.find((one) => one.id === open.id) ?? open} mayClose=${mayClose}
