@@ -127,6 +127,7 @@ class SearchRoutes:
                 await response.write(b"\n".join([*lines, encode(ProgressLine(progress))]) + b"\n")
             return response
         finally:
+            search.close()
             self._searches -= 1
 
 
@@ -156,6 +157,14 @@ class Search:
         self._records = 0
         self._time_ms = 0
         self._notes: list[str] = []
+        self._part: tuple[Partition, Shared] | None = None
+        """The open file of the last step: to find a place in a file costs the server more than to search from there."""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._part is not None:
+            os.close(self._part[1].file)
+            self._part = None
 
     async def run(
         self, starts: Sequence[tuple[Partition, int]]
@@ -217,12 +226,19 @@ class Search:
             StorageError: the topic went away.
         """
         try:
-            part = await partition.ask(lambda: partition.log.share(offset))
+            part = await self._open(partition, offset)
             if part is not None:
-                outcome = await self._search_file(part, end)
+                task = self._task(part.position, part.end, part.offset, min(end, part.next_offset))
+                outcome = await self._searcher.run(task, part.file)
                 if not outcome.fault:
-                    following = outcome.offset if outcome.position < part.end else max(outcome.offset, part.next_offset)
+                    following = outcome.offset
+                    if outcome.position < part.end:
+                        self._part = partition, part._replace(position=outcome.position, offset=following)
+                    else:
+                        following = max(following, part.next_offset)
+                        self.close()
                     return self._note(outcome), min(following, end)
+                self.close()
                 if outcome.offset > offset:
                     return self._note(outcome), outcome.offset
             chunk = await partition.read(offset, MIB, end)
@@ -241,12 +257,16 @@ class Search:
         whole = len(outcome.hits) < self._left
         return self._note(outcome), max(chunk.next_offset if whole else outcome.offset, offset + 1)
 
-    async def _search_file(self, part: Shared, end: int) -> Outcome:
-        try:
-            task = self._task(part.position, part.end, part.offset, min(end, part.next_offset))
-            return await self._searcher.run(task, part.file)
-        finally:
-            os.close(part.file)
+    async def _open(self, partition: Partition, offset: int) -> Shared | None:
+        """Return where the process reads on: in the file of the last step, or in another one."""
+        kept = self._part
+        if kept is not None and kept[0] is partition and kept[1].offset == offset:
+            return kept[1]
+        self.close()
+        part = await partition.ask(lambda: partition.log.share(offset))
+        if part is not None:
+            self._part = partition, part
+        return part
 
     def _task(self, position: int, stop: int, offset: int, end: int, data: bytes | None = None) -> Task:
         root = self._principal.root
