@@ -34,7 +34,7 @@ NEEDS = $(BIN)/python -c "$$REQUIREMENTS" $(1) > $(VENV)/requirements.txt && $(P
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check docs man wheel stubs vendor-check clean
+.PHONY: help demo demo-data test interop torture serve bench check docs man wheel stubs vendor-check console-pictures clean
 .DEFAULT_GOAL := help
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo 'make wheel    build the wheel of a release into dist/, with the pages of the documentation in it'
 	@echo 'make stubs    make the classes of gRPC messages anew from the .proto files'
 	@echo 'make vendor-check  fetch the packages in the console anew, and compare our copies with them'
+	@echo 'make console-pictures  take the pictures of docs/console.md anew, with the browser of this machine'
 	@echo 'make clean    remove the environment and the caches; data folders stay'
 
 demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
@@ -110,6 +111,9 @@ stubs: $(VENV)/.ready-dev
 # Needs npm, and nothing else of Node: the packages are fetched and not run.
 vendor-check: $(BIN)/pip
 	@$(BIN)/python tests/web/vendor_check.py
+
+console-pictures: $(VENV)/.ready-dev $(VENV)/.ready-browser $(VENV)/.ready-flights
+	@$(BIN)/python -m tests.interop.console.pictures
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

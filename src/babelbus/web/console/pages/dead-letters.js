@@ -27,7 +27,7 @@ const COLUMNS = [
   { name: "topic", title: "Topic", sort: true, render: (one) => html`<a href=${pageOf(one.topic)}>${one.topic}</a>` },
   { name: "waiting", title: "Not replayed", right: true, sort: true },
   { name: "letters", title: "Letters", right: true, sort: true },
-  { name: "senders", title: "From groups", grow: true, render: (one) => html`<${Senders} senders=${one.senders} />` },
+  { name: "senders", title: "From groups", grow: true, wide: true, render: (one) => html`<${Senders} senders=${one.senders} />` },
 ]
 
 function List() {
