@@ -12,7 +12,7 @@ from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.chromium import find_browser
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page
 
 Theme = Literal["dark", "light"]
 EXPECTED = ("Failed to load resource", "net::ERR_")
@@ -33,11 +33,16 @@ class Window:
         self.page: Page = self.context.new_page()
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("dialog", self._interrupted)
         self.page.on("request", lambda request: self._asked(request.url))
 
     def _heard(self, message: "ConsoleMessage") -> None:
         if message.type == "error" and not message.text.startswith(EXPECTED[0]) and EXPECTED[1] not in message.text:
             self.faults.append(message.text)
+
+    def _interrupted(self, dialog: "Dialog") -> None:
+        self.faults.append(f"a dialog of a script: {dialog.message}")
+        dialog.dismiss()
 
     def _asked(self, url: str) -> None:
         if urlsplit(url).netloc != urlsplit(self.url).netloc and not url.startswith("blob:"):
