@@ -20,10 +20,11 @@ from babelbus.cli.target import Target, folder_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a topic a line.")
 @folder_options
 def migrate(target: Target, topics: tuple[str, ...], remove: bool, as_json: bool) -> None:
-    """Move topics of a data folder from the disk into the cluster of NATS of the configuration (jetstream.servers).
+    """Move topics of a data folder into a cluster of NATS, with their offsets.
 
-    The server must be stopped. Offsets stay, so consumer groups and the state go on where they were. Every record is
-    compared before a topic changes over. A run that was stopped goes on where it was when the command is called again.
+    The configuration names the cluster (jetstream.servers). The server must be stopped. Offsets stay, so consumer
+    groups and the state go on where they were. Every record is compared before a topic changes over. A run that was
+    stopped goes on where it was when the command is called again.
     """
     from babelbus.clock import SystemClock
 
