@@ -2,7 +2,7 @@
 
 import time
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -44,6 +44,16 @@ def test_topics_are_searched_sorted_and_cut_into_pages() -> None:
         every = (await call("GET", "/api/topics"))[1]
         assert sorted(every) == ["topics"]
         assert "published" not in every["topics"][0]
+
+    serve(test)
+
+
+@pytest.mark.parametrize("name", ["{a}", "a}{b", "100%", "plant/line 1", "<b>&amp;</b>", "Wörterbuch"])
+def test_a_topic_of_any_name_is_found(name: str) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        await fill(bus, **{name: 1})
+        status, body = await call("GET", f"/api/topics/{quote(name, safe='')}")
+        assert (status, body.get("name")) == (200, name)
 
     serve(test)
 

@@ -115,8 +115,9 @@ class AdminServer:
         for method, path, answer_page in () if self._console is None else self._console.routes:
             (router.add_get if method == "GET" else router.add_post)(path, answer_page)
         # `{name}` is one segment of the path as it was sent: the slash in `plant%2Fline1` stays inside the name.
+        # By itself aiohttp finds no segment that has a brace.
         for method, path, handler in self.api.direct.routes:
-            router.add_route(method, path, self._identified(handler))
+            router.add_route(method, path.replace("}", ":[^/]+}"), self._identified(handler))
         return application
 
     @web.middleware
