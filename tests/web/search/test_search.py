@@ -4,8 +4,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,10 +22,13 @@ from babelbus.core.record import Event
 from babelbus.storage.contract import Store
 from babelbus.storage.files import FileSystem, LocalFiles
 from babelbus.storage.sql.store import DatabaseStore
-from babelbus.web.search import process
+from babelbus.web.search import process, routes
 from babelbus.web.search.process import SearchEndedError, Searcher
 from babelbus.web.search.tasks import Task
-from tests.support.bus import NOW, in_loop
+from tests.access.house import House
+from tests.support.bus import NOW, SAFETY_NET_SECONDS, in_loop
+from tests.support.console import Browser
+from tests.support.worterbuch import until
 from tests.web.test_admin import TOKEN, Caller, FakeServer, serve
 
 ENGINES = ("disk", "disk of the tests", "memory", "db")
@@ -226,3 +232,49 @@ async def test_an_idle_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.get_running_loop().call_later(0.0, stopped.set)  # behind the timer of the idle process
     await stopped.wait()
     assert searcher.pid is None
+
+
+def test_a_reader_that_takes_nothing_does_not_keep_the_place_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "READER_SECONDS", 0.2)
+
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.bus.topic("orders")
+        await put(bus, "orders", [b"x" + b"\x01" * 65_000] * 60)  # 24 MB as JSON
+        host, _, port = call.base.removeprefix("http://").partition(":")
+        query = urlencode({"filter": "payload exists", "count": 60, "bytes_max": 65_536, "budget_ms": 300})
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect((host, int(port)))
+            reader.sendall(
+                f"GET /api/topics/orders/search?{query} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+                f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            search = call.api.search
+            async with asyncio.timeout(SAFETY_NET_SECONDS):
+                await until(lambda: search._searches)
+                await until(lambda: not search._searches)
+
+    serve(test)
+
+
+def test_a_right_that_is_taken_away_during_a_step_takes_the_records_of_the_step_with_it(tmp_path: Path) -> None:
+    with House(tmp_path) as house, ThreadPoolExecutor(1) as pool, Browser(house.server.addresses["admin"]) as alice:
+        house.grant("alice read #")
+        house.emit("walk/a", "walk/a")
+        assert alice.log_in(token=house.alice.token).status == 200
+        ask = partial(alice.ask, "GET", "/api/topics/walk%2Fa/search", filter="payload exists")
+        assert ask().body.count(b'"record"') >= 2
+        assert house.server._api is not None
+        searcher = house.server._api.search.searcher
+        assert searcher.pid is not None
+        os.kill(searcher.pid, signal.SIGSTOP)
+        try:
+            told = pool.submit(ask)
+            while not house.call(searcher._turn.locked):
+                assert not told.done()
+            house.grant("alice publish #")
+        finally:
+            os.kill(searcher.pid, signal.SIGCONT)
+        body = told.result(SAFETY_NET_SECONDS).body
+        assert b'"record"' not in body
+        assert json.loads(body.splitlines()[-1])["progress"]["why"] == "removed"

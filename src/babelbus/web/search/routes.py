@@ -7,6 +7,7 @@ to go on: `partition:offset`, the parameter `from` of the next request. The serv
 readers see; the process that searches is told from where to where it may look.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 
@@ -40,6 +41,8 @@ BUDGET_MS = 10_000
 BUDGET_MS_MAX = 60_000
 SEARCHES_MAX = 8
 """Most searches at once: they share one process."""
+READER_SECONDS = 60.0
+"""How long the reader of a search may need beyond its time: one that reads nothing must not keep the others out."""
 SLICE_SECONDS = 0.1
 encode = msgspec.json.Encoder().encode
 
@@ -116,16 +119,18 @@ class SearchRoutes:
         search = Search(self._broker, self.searcher, self._clock, topic, principal, text, count, deadline)
         self._searches += 1
         try:
-            response = await call.begin_lines()
-            async for partition, offsets, progress in search.run(starts):
-                records = [await _record(partition, offset, name) for offset in offsets]
-                lines = [
-                    encode(RecordFound(show(record, partition.number, name, principal, limits)))
-                    for record in records
-                    if record is not None
-                ]
-                await response.write(b"\n".join([*lines, encode(ProgressLine(progress))]) + b"\n")
+            async with asyncio.timeout(budget_ms / 1000 + READER_SECONDS):
+                response = await call.begin_lines()
+                async for partition, offsets, progress in search.run(starts):
+                    for offset in offsets:  # one by one: together they may be large
+                        record = await _record(partition, offset, name)
+                        if record is not None and search.may_read():
+                            found = RecordFound(show(record, partition.number, name, principal, limits))
+                            await response.write(encode(found) + b"\n")
+                    await response.write(encode(ProgressLine(progress)) + b"\n")
             return response
+        except TimeoutError as error:
+            raise ConnectionResetError("the reader of a search takes nothing") from error
         finally:
             search.close()
             self._searches -= 1
@@ -191,12 +196,16 @@ class Search:
                 if hits or offset < end:
                     yield partition, hits, self._progress(partition, offset, end, "")
             if is_last:
-                yield partition, [], self._progress(partition, offset, end, "end")
+                yield partition, [], self._progress(partition, offset, end, "end" if self.may_read() else "removed")
+
+    def may_read(self) -> bool:
+        """Return whether the topic is still there and may be read."""
+        broker, name = self._broker, self._topic.name
+        return broker.find_topic(name) is self._topic and broker.may_topic(self._principal, Action.READ, name)
 
     def _stopped(self) -> str:
         """Return why the search ends here, or nothing."""
-        broker, name = self._broker, self._topic.name
-        if broker.find_topic(name) is not self._topic or not broker.may_topic(self._principal, Action.READ, name):
+        if not self.may_read():
             return "removed"
         if self._left <= 0:
             return "count"
