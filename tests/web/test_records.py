@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from babelbus.core.access import SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 from babelbus.web import reading
 from babelbus.web.records import csv_rows
 from tests.web.test_admin import TOKEN, Caller, FakeServer, serve
@@ -344,5 +346,26 @@ def test_a_page_of_large_records_is_shorter_and_says_so(monkeypatch: pytest.Monk
         _, body = await call("GET", "/api/topics/big/records?last=1&count=9")
         assert offsets(body)[-1] == 8
         assert body["previous_offset"] == offsets(body)[0] > 0
+
+    serve(test)
+
+
+def test_the_newest_large_records_of_many_partitions_cost_no_more_than_those_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "ANSWER_BYTES_MAX", 100_000)
+    monkeypatch.setattr(reading, "COUNT_AT_ONCE", 1)
+
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.bus.topic("wide", partitions=4)
+        for _ in range(5):
+            for partition in range(4):
+                batch = encode_batch([Record(b"x" * 40_000, None, (), 1000)])
+                await bus.broker.publish(Publication(SERVER, "test", batch, "wide", partition)).wait()
+        _, body = await call("GET", "/api/topics/wide/records?last=1&count=20")
+        assert sorted((record["partition"], record["offset"]) for record in body["records"]) == [
+            (partition, 4) for partition in range(4)
+        ]
+        assert body["notes"] == ["The records are large, so that fewer of them are shown at once."]
 
     serve(test)

@@ -70,12 +70,13 @@ async def read_some(
     return records, chunk.next_offset, len(chunk.data)
 
 
-async def read_forwards(partition: Partition, offset: int, end: int, count: int) -> Page:
+async def read_forwards(partition: Partition, offset: int, end: int, count: int, bytes_max: int | None = None) -> Page:
     """Return the first `count` records from `offset` on, below `end`; damaged ones are named in a note."""
+    bytes_max = ANSWER_BYTES_MAX if bytes_max is None else bytes_max
     page = Page(first_offset=offset, next_offset=offset)
     size = 0
     while len(page.records) < count and page.next_offset < end:
-        if size >= ANSWER_BYTES_MAX:
+        if size >= bytes_max:
             page.notes.append("The records are large, so that fewer of them are shown at once.")
             break
         try:
@@ -91,20 +92,21 @@ async def read_forwards(partition: Partition, offset: int, end: int, count: int)
     return page
 
 
-async def read_backwards(partition: Partition, first: int, end: int, count: int) -> Page:
+async def read_backwards(partition: Partition, first: int, end: int, count: int, bytes_max: int | None = None) -> Page:
     """Return the last `count` records below `end`, from `first` on; where compaction left few, it looks farther."""
+    bytes_max = ANSWER_BYTES_MAX if bytes_max is None else bytes_max
     page = Page(first_offset=end, next_offset=end)
     width = count
     while len(page.records) < count and page.first_offset > first:
         start, wanted = max(first, page.first_offset - width), count - len(page.records)
-        part = await read_forwards(partition, start, page.first_offset, wanted + 1)
+        part = await read_forwards(partition, start, page.first_offset, wanted + 1, bytes_max)
         if width > 1 and (part.next_offset < page.first_offset or len(part.records) > wanted):
             width //= 2  # more than fits: those at the end are wanted
             continue
         page.records[:0] = part.records
         page.notes += part.notes
         page.first_offset = start
-        if sum(len(record.payload or b"") for record in page.records) >= ANSWER_BYTES_MAX:
+        if sum(len(record.payload or b"") for record in page.records) >= bytes_max:
             page.notes.append("The records are large, so that fewer of them are shown at once.")
             break
         if not part.records:

@@ -28,6 +28,7 @@ from babelbus.core.topic import Topic
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.units import MIB
+from babelbus.web import reading
 from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
@@ -246,15 +247,17 @@ async def _page(call: Call, partition: Partition, count: int) -> Page:
 
 async def _newest(topic: Topic, principal: Identity, count: int, limits: Limits) -> Records:
     """Return the newest records of all partitions, by time."""
-    each = min(count, max(NEWEST_MAX // len(topic.partitions), 1))
-    pages = [
-        (one, await read_backwards(one, one.log.first_offset, one.high_watermark, each)) for one in topic.partitions
-    ]
-    everything = [(record, one.number) for one, page in pages for record in page.records]
-    everything.sort(key=lambda pair: (pair[0].timestamp, pair[1], pair[0].offset))
-    shown = [show(record, number, topic.name, principal, limits) for record, number in everything[-count:]]
-    notes = [principal.relative_text(note) for _, page in pages for note in page.notes]
-    return Records(shown, None, len(topic.partitions), None, None, None, None, notes)
+    partitions = topic.partitions
+    each, bytes_max = min(count, max(NEWEST_MAX // len(partitions), 1)), reading.ANSWER_BYTES_MAX // len(partitions)
+    shown: list[ShownRecord] = []
+    notes: dict[str, None] = {}
+    for one in partitions:  # whole records of one partition at once: together they may be large
+        page = await read_backwards(one, one.log.first_offset, one.high_watermark, each, bytes_max)
+        shown += [show(record, one.number, topic.name, principal, limits) for record in page.records]
+        shown.sort(key=lambda line: (line.time_ms, line.partition, line.offset))
+        del shown[:-count]
+        notes |= dict.fromkeys(map(principal.relative_text, page.notes))
+    return Records(shown, None, len(partitions), None, None, None, None, list(notes))
 
 
 async def _new_lines(
