@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
+from babelbus.web import state_views
 from tests.support.server import LiveServer, configure
 from tests.web.test_state import Api
 
@@ -209,3 +210,16 @@ def test_a_watch_may_bring_only_the_last_of_many_changes(api: Api) -> None:
         assert (line["key"], line["text"], line["bytes"]) == ("k", "100", 6)
         api.json("DELETE", "/api/state/value", key="k")
         assert answer.line()["deleted"] is True
+
+
+def test_a_list_of_long_values_has_the_beginning_of_each(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(api, **{f"wide/{number}": "x" * 1000 for number in range(4)})
+    queries: dict[str, dict[str, Any]] = {"nodes": {"parent": "wide"}, "search": {"pattern": "wide/#"}}
+    for path, query in queries.items():
+        monkeypatch.setattr(state_views, "LIST_BYTES_MAX", 2**20)
+        found = api.json("GET", f"/api/state/{path}", bytes_max=2**20, count=4, **query)["nodes"]
+        assert [len(node["value"]["text"]) for node in found] == [1002] * 4
+        monkeypatch.setattr(state_views, "LIST_BYTES_MAX", 400)
+        found = api.json("GET", f"/api/state/{path}", bytes_max=2**20, count=4, **query)["nodes"]
+        assert [len(node["value"]["text"]) for node in found] == [100] * 4
+        assert all(node["value"]["clipped"] and node["value"]["bytes"] == 1002 for node in found)

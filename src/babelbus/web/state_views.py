@@ -26,6 +26,8 @@ ROW_BYTES = 4_096
 ENTRY_BYTES = 64 * 1024
 """Bytes of the value of one key."""
 BYTES_MAX = 64 * MIB
+LIST_BYTES_MAX = 8 * MIB
+"""Most bytes of the values of a list: it is made within one turn of the event loop."""
 INLINE_BYTES = MIB
 """Most bytes that the event loop itself computes a digest of."""
 
@@ -80,12 +82,12 @@ class StateViews:
     async def _level(self, call: Call) -> web.Response:
         """Return a page of the children of `parent`, of the root without it."""
         nodes = await self._editor_of(call.principal).level(call.query.get("parent"), _page(call), read_moment(call))
-        return answer(_nodes_view(nodes, _bytes_max(call, PREVIEW_BYTES)))
+        return answer(_nodes_view(nodes, _bytes_of_each(call, PREVIEW_BYTES)))
 
     async def _search(self, call: Call) -> web.Response:
         """Return a page of the present keys that a pattern means and that contain a text."""
         nodes = await self._editor_of(call.principal).search(call.query.get("pattern", "#"), _page(call))
-        return answer(_nodes_view(nodes, _bytes_max(call, PREVIEW_BYTES)))
+        return answer(_nodes_view(nodes, _bytes_of_each(call, PREVIEW_BYTES)))
 
     async def _entry(self, call: Call) -> web.Response:
         """Return the beginning of the value of a key, `null` if it has none, and what a change of it needs."""
@@ -104,7 +106,7 @@ class StateViews:
         first, second = read_moment(call, "from"), read_moment(call, "to")
         if first is None:
             raise web.HTTPBadRequest(text="the query has no from_offset and no from_time")
-        page, bytes_max = _page(call), _bytes_max(call, ROW_BYTES)
+        page, bytes_max = _page(call), _bytes_of_each(call, ROW_BYTES)
         differences = await self._editor_of(call.principal).differences(
             call.query.get("pattern", "#"), first, second, after=page.after, count=page.count
         )
@@ -144,7 +146,7 @@ class StateViews:
 
     async def _wills(self, call: Call) -> web.Response:
         """Return what is deleted and set when clients are gone: all, or what concerns one `key`."""
-        bytes_max, page, key = _bytes_max(call, PREVIEW_BYTES), _page(call), call.query.get("key")
+        bytes_max, page, key = _bytes_of_each(call, PREVIEW_BYTES), _page(call), call.query.get("key")
         state = self._editor_of(call.principal)
         wills: list[dict[str, Any]] = []
         for owner, (testament, goods) in sorted(state.testaments().items()):
@@ -192,6 +194,11 @@ def _page(call: Call) -> PageRequest:
 def _bytes_max(call: Call, default: int) -> int:
     bytes_max = read_number(call, "bytes_max")
     return default if bytes_max is None else min(bytes_max, BYTES_MAX)
+
+
+def _bytes_of_each(call: Call, default: int) -> int:
+    """Return how much of each value of a page is shown."""
+    return min(_bytes_max(call, default), LIST_BYTES_MAX // _page(call).count)
 
 
 def _node_view(node: Node, bytes_max: int) -> NodeView:
