@@ -1,7 +1,9 @@
 """Records over the administration endpoint: browse, one whole, follow, export, publish, copy; over real sockets."""
 
+import asyncio
 import base64
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
-from babelbus.web import reading
+from babelbus.web import reading, records
 from babelbus.web.records import csv_rows
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.web.test_admin import TOKEN, Caller, FakeServer, serve
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -367,5 +370,35 @@ def test_the_newest_large_records_of_many_partitions_cost_no_more_than_those_of_
             (partition, 4) for partition in range(4)
         ]
         assert body["notes"] == ["The records are large, so that fewer of them are shown at once."]
+
+    serve(test)
+
+
+def test_a_follower_that_takes_nothing_does_not_keep_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "READER_SECONDS", 0.2)
+    monkeypatch.setattr(records, "FOLLOWERS_MAX", 1)
+
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.bus.topic("big")
+        await put(bus, "big", *[Event("big", b"x" + b"\x01" * 80_000)] * 50)  # 24 MB as JSON
+        host, _, port = call.base.removeprefix("http://").partition(":")
+        url, headers = f"{call.base}/api/topics/big/follow", {"Authorization": f"Bearer {TOKEN}"}
+
+        async def status() -> int:
+            async with call.session.get(url, headers=headers) as reply:
+                return reply.status
+
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect((host, int(port)))
+            reader.setblocking(False)
+            reader.sendall(
+                f"GET /api/topics/big/follow?offset=0&bytes_max=65536 HTTP/1.1\r\nHost: {host}:{port}\r\n"
+                f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            async with asyncio.timeout(SAFETY_NET_SECONDS):
+                assert (await asyncio.get_running_loop().sock_recv(reader, 12)) == b"HTTP/1.1 200"
+                while await status() == 503:
+                    pass
 
     serve(test)

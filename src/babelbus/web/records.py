@@ -54,6 +54,8 @@ FOLLOW_SECONDS = 0.25
 FOLLOW_COUNT = 50
 """Most records of one partition in a turn; older ones are skipped."""
 FOLLOWERS_MAX = 64
+READER_SECONDS = 60.0
+"""How long a follower may take nothing: it keeps the place of another one."""
 EXPORT = Limits(16 * MIB, 16 * MIB, 16 * MIB, 16 * MIB)
 CSV_TYPE = "text/csv; charset=utf-8; header=present"
 CSV_COLUMNS = ("partition", "offset", "time_ms", "subject", "key", "payload", "headers", "encoding")
@@ -177,15 +179,17 @@ class RecordRoutes:
         self._followers += 1
         try:
             response = await call.begin_lines()
-            await response.write(b"\n")  # tells the reader that the records from here on come
+            await _write_in_time(response, b"\n")  # tells the reader that the records from here on come
             while self._holds(topic, principal):
                 lines = [line for one in partitions for line in await _new_lines(one, cursors, name, principal, limits)]
                 if lines:
-                    await response.write(b"\n".join(lines) + b"\n")
+                    await _write_in_time(response, b"\n".join(lines) + b"\n")
                     await asyncio.sleep(FOLLOW_SECONDS)
                 elif not await _any_beyond(cursors, HEARTBEAT_SECONDS):
-                    await response.write(b"\n")
-            await response.write(b'{"end":"The topic was removed, or the right to read it was taken away."}\n')
+                    await _write_in_time(response, b"\n")
+            await _write_in_time(
+                response, b'{"end":"The topic was removed, or the right to read it was taken away."}\n'
+            )
             return response
         finally:
             self._followers -= 1
@@ -308,6 +312,19 @@ async def _span(call: Call, partition: Partition) -> tuple[Partition, int, int]:
         found = await partition.find_time(time_ms)
         offset = end if found is None else found
     return partition, max(offset or 0, first), end if stop is None else min(stop, end)
+
+
+async def _write_in_time(response: Lines, data: bytes) -> None:
+    """Write lines for a reader who takes them.
+
+    Raises:
+        ConnectionResetError: the reader takes nothing.
+    """
+    try:
+        async with asyncio.timeout(READER_SECONDS):
+            await response.write(data)
+    except TimeoutError as error:
+        raise ConnectionResetError("the follower takes nothing") from error
 
 
 async def _write(response: Lines, records: list[ShownRecord], kind: str) -> None:
