@@ -21,7 +21,6 @@ const nodesOf = (pipeline) => pipeline.nodes.map((node) => ({ ...node, id: node.
 
 /** Return nodes with their places: a node stands one layer behind the last of those that feed it, sinks stand last. */
 function layOut(nodes, across) {
-  const layers = [] // of names, in order
   const layerOf = new Map()
   const byId = new Map(nodes.map((node) => [node.id, node]))
   for (const node of nodes) {
@@ -29,9 +28,10 @@ function layOut(nodes, across) {
     layerOf.set(node.id, node.kind === "source" ? 0 : 1 + Math.max(0, ...before))
   }
   const last = Math.max(0, ...layerOf.values())
+  const layers = Array.from({ length: last + 1 }, () => []) // of names, in order; one that only sinks left is empty
   for (const node of nodes) {
     if (node.kind === "sink") layerOf.set(node.id, last)
-    ;(layers[layerOf.get(node.id)] ??= []).push(node.id)
+    layers[layerOf.get(node.id)].push(node.id)
   }
   // An edge over several layers passes a bend in each of them, so that it crosses no box.
   const edges = []
@@ -41,7 +41,7 @@ function layOut(nodes, across) {
       const bends = []
       for (let layer = layerOf.get(name) + 1; layer < layerOf.get(node.id); layer += 1) {
         const bend = `${name}\n${node.id}\n${layer}`
-        ;(layers[layer] ??= []).push(bend)
+        layers[layer].push(bend)
         bends.push(bend)
       }
       const way = [name, ...bends, node.id]

@@ -21,7 +21,7 @@ export function RecordDialog({ topic, place, onClose, onMove, mayPublish, onDial
   const [partition, offset] = place.split(":").map(Number)
   const isPlace = Number.isSafeInteger(partition) && Number.isSafeInteger(offset) && offset >= 0
   const poll = usePoll((signal) => get(path`/api/topics/${topic}/records/${partition}/${offset}`, {}, { signal }), 0, [topic, place])
-  const data = poll.data?.record.offset === offset && poll.data.record.partition === partition ? poll.data : undefined
+  const data = isPlace && poll.data?.record.offset === offset && poll.data.record.partition === partition ? poll.data : undefined
   const record = data?.record
   const move = (step) => onMove(`${partition}:${offset + step}`)
   const file = path`/api/topics/${topic}/records/${partition}/${offset}/payload`
