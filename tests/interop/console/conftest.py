@@ -99,9 +99,9 @@ class Window:
         assert self.outside == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> "Iterator[Browser]":
-    """A browser, or a skip that says what is missing."""
+    """A browser, or a skip that says what is missing; Playwright's event loop is in the way of tests elsewhere."""
     program = find_browser()
     if program is None:
         pytest.skip("no browser is installed (Debian: apt-get install chromium)")
@@ -113,7 +113,7 @@ def chromium() -> "Iterator[Browser]":
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def world(chromium: "Browser") -> Iterator[World]:
     """The filled server that tests read from; who changes something changes what is its own."""
     with filled() as found:
