@@ -50,6 +50,7 @@ def test_a_filter_is_read(text: str, node: object) -> None:
         ("", 1, "the filter is empty"),
         ("  ", 1, "the filter is empty"),
         ("/a =", 5, "the end of the filter"),
+        (f"key like '*{'a?' * 60}*' or key like '*{'?' * 81}*'", 147, "200 characters"),
         ("/a 1", 4, "= , !="),
         ("/a = foo", 6, "in quotes"),
         ('/a = "foo', 6, "does not end"),

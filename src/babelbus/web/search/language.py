@@ -16,6 +16,8 @@ from babelbus.errors import BabelbusError
 LENGTH_MAX = 2_000
 DEPTH_MAX = 50
 TESTS_MAX = 100
+LETTERS_MAX = 200
+"""Most characters of all patterns in pieces with `?`: each may be compared with each character of a payload."""
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "contains", "like"]
 Value = str | int | float | bool | None
 Kind = Literal["key", "subject", "payload", "header", "pointer"]
@@ -163,6 +165,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._tests = 0
+        self._letters = 0
 
     def parse(self) -> Node:
         if self._next.kind == "end":
@@ -239,6 +242,10 @@ class _Parser:
             raise FilterError(f"{operator} compares numbers or strings", column)
         if operator == "like" and not isinstance(value, str):
             raise FilterError("like compares with a string, such as 'ord*'", column)
+        if operator == "like":
+            self._letters += sum(len(piece) for piece in str(value).split("*") if "?" in piece)
+            if self._letters > LETTERS_MAX:
+                raise FilterError(f"pieces of patterns with ? have {LETTERS_MAX} characters at the most", column)
         if operator == "contains" and value == "":
             raise FilterError("contains needs a string that is not empty", column)
         return Comparison(field, operator, value, text)

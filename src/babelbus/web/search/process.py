@@ -9,10 +9,9 @@ from pathlib import Path
 
 import babelbus
 from babelbus.errors import BabelbusError
-from babelbus.web.search.tasks import LENGTH, Outcome, Task, decode_outcome, encode, frame
+from babelbus.web.search.tasks import LENGTH, TASK_SECONDS, Outcome, Task, decode_outcome, encode, frame
 
 IDLE_SECONDS = 60.0
-TASK_SECONDS = 20.0
 """A task ends itself much earlier; a process that does not is stopped."""
 ENDED = "the process that searches has ended; search again, from where this search has stopped"
 

@@ -5,6 +5,8 @@ import struct
 import msgspec
 
 LENGTH = struct.Struct("!I")
+TASK_SECONDS = 20
+"""How long a task may take, whatever it is about: the process ends then, also if its server is gone."""
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):

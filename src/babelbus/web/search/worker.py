@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 from functools import lru_cache
@@ -13,7 +14,7 @@ from babelbus.records.format import CorruptRecordError
 from babelbus.units import MIB
 from babelbus.web.search.matching import Filter
 from babelbus.web.search.scan import scan
-from babelbus.web.search.tasks import LENGTH, Outcome, Task, decode_task, encode, frame
+from babelbus.web.search.tasks import LENGTH, TASK_SECONDS, Outcome, Task, decode_task, encode, frame
 
 BLOCK_BYTES = MIB
 RECORD_BYTES_MAX = 256 * MIB
@@ -78,9 +79,11 @@ def main(descriptor: int) -> None:
             head, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
             head += _receive(connection, LENGTH.size - len(head))
             task = decode_task(_receive(connection, LENGTH.unpack(head)[0]))
+            signal.alarm(TASK_SECONDS)  # a server that was killed cannot end the process
             try:
                 outcome = do(task, files[0] if files else -1, clock)
             finally:
+                signal.alarm(0)
                 for file in files:
                     os.close(file)
             connection.sendall(frame(encode(outcome)))

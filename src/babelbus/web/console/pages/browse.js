@@ -112,7 +112,7 @@ function Stored({ topic, query, setQuery, open, chosen, turn: changes }) {
       <nav class="pager" aria-label="Pages">
         <span role="status">${isMany
           ? html`The newest records of ${page.partitions} partitions. Choose a partition to page.`
-          : html`Partition ${page.partition} has offsets <${Num} value=${page.first_offset} /> to <${Num} value=${page.end_offset} />.`}</span>
+          : html`Partition ${page.partition} has the offsets from <${Num} value=${page.first_offset} /> up to <${Num} value=${page.end_offset} />, without that one.`}</span>
         <${Button} small icon="reload" onClick=${poll.reload}>Again</${Button}>
         ${!isMany && html`
           <${Button} small disabled=${page.previous_offset === null} onClick=${() => turn({ offset: page.first_offset, order: "up" })}>Oldest</${Button}>

@@ -19,8 +19,8 @@ export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" ari
 
 /** Return what a failure says to a user. */
 export function messageOf(error) {
-  if (error instanceof ApiError || error instanceof Error) return error.message
-  return String(error)
+  const text = error instanceof ApiError || error instanceof Error ? error.message : String(error)
+  return text.charAt(0).toUpperCase() + text.slice(1)
 }
 
 const toasts = new EventTarget()
