@@ -74,11 +74,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
-def told(house: House, token: str) -> list[str]:
+def told(house: House, token: str, field: str = "text") -> list[str]:
     with Browser(house.server.addresses["admin"]) as one:
         answer = one.ask("GET", "/api/changes", headers={"Authorization": f"Bearer {token}"}, count="1000")
         assert answer.status == 200
-        return [change["text"] for change in answer.body["changes"]]
+        return [change[field] for change in answer.body["changes"]]
 
 
 def test_a_principal_is_told_of_the_topics_that_it_may_know_of(house: House) -> None:
@@ -88,6 +88,13 @@ def test_a_principal_is_told_of_the_topics_that_it_may_know_of(house: House) -> 
     found = told(house, house.alice.token)
     assert found[0].startswith("the table of access has version ")
     assert found[-1].startswith("the server started, version ")
+
+
+def test_the_principal_of_a_change_is_told_to_who_may_manage_the_topic(house: House) -> None:
+    house.grant("alice read walk/a/#")
+    assert told(house, house.alice.token, "principal") == [""]
+    house.grant("alice read walk/a/#", "alice manage walk/a/#")
+    assert told(house, house.alice.token, "principal") != [""]
 
 
 def test_a_tenant_is_told_its_own_names(house: House) -> None:

@@ -41,7 +41,7 @@ class _Group(msgspec.Struct):
 
 
 class ChangeLine(msgspec.Struct, frozen=True):
-    """One change, as its reader may know it."""
+    """One change, as its reader may know it; who made it is told to those who may manage the topic."""
 
     time_ms: int
     kind: str
@@ -97,5 +97,7 @@ class ChangeRoutes:
             if len(lines) >= (COUNT if count is None else count):
                 break
             if broker.may_see(principal, one.topic) if one.topic else is_admin:
-                lines.append(ChangeLine(one.time_ms, one.kind, principal.relative_text(one.text), one.principal))
+                knows = is_admin or one.principal == principal.name or may(principal, Action.MANAGE, one.topic)
+                by = one.principal if knows else ""
+                lines.append(ChangeLine(one.time_ms, one.kind, principal.relative_text(one.text), by))
         return answer({"changes": lines})

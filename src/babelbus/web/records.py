@@ -32,6 +32,7 @@ from babelbus.web import reading
 from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
+from babelbus.web.places import Places
 from babelbus.web.reading import (
     Page,
     read_backwards,
@@ -97,7 +98,7 @@ class RecordRoutes:
     def __init__(self, broker: Broker, encoders: Encoders) -> None:
         self._broker = broker
         self._encoders = encoders
-        self._followers = 0
+        self.followers = Places("pages that follow topics", FOLLOWERS_MAX)
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -173,11 +174,8 @@ class RecordRoutes:
         number, offset = read_number(call, "partition"), read_number(call, "offset")
         limits = read_limits(call, FOLLOW_COUNT)
         partitions = topic.partitions if number is None else [topic.partition(number)]
-        if self._followers >= FOLLOWERS_MAX:
-            raise web.HTTPServiceUnavailable(text=f"{FOLLOWERS_MAX} pages follow topics already, which is the limit")
         cursors = {one: one.high_watermark if offset is None else offset for one in partitions}
-        self._followers += 1
-        try:
+        with self.followers.take(principal):
             response = await call.begin_lines()
             await _write_in_time(response, b"\n")  # tells the reader that the records from here on come
             while self._holds(topic, principal):
@@ -191,8 +189,6 @@ class RecordRoutes:
                 response, b'{"end":"The topic was removed, or the right to read it was taken away."}\n'
             )
             return response
-        finally:
-            self._followers -= 1
 
     def _holds(self, topic: Topic, principal: Identity) -> bool:
         """Return whether the topic is still there and may be read."""

@@ -251,8 +251,8 @@ def test_a_reader_that_takes_nothing_does_not_keep_the_place_of_a_search(monkeyp
             )
             search = call.api.search
             async with asyncio.timeout(SAFETY_NET_SECONDS):
-                await until(lambda: search._searches)
-                await until(lambda: not search._searches)
+                await until(lambda: search.places.taken)
+                await until(lambda: not search.places.taken)
 
     serve(test)
 

@@ -29,11 +29,12 @@ from babelbus.web.answers import read_number, read_text
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import Answer, Call, Route
 from babelbus.web.errors import NoRecordError
+from babelbus.web.places import Places
 from babelbus.web.reading import read_limits, read_one, readable
 from babelbus.web.search.language import parse
 from babelbus.web.search.process import SearchEndedError, Searcher
 from babelbus.web.search.tasks import Outcome, Task
-from babelbus.web.shown_records import ShownRecord, show
+from babelbus.web.shown_records import Limits, ShownRecord, show
 
 COUNT = 50
 COUNT_MAX = 1_000
@@ -93,7 +94,7 @@ class SearchRoutes:
         self._broker = broker
         self._clock = clock
         self.searcher = Searcher()
-        self._searches = 0
+        self.places = Places("searches", SEARCHES_MAX)
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -105,21 +106,25 @@ class SearchRoutes:
         self.searcher.close()
 
     async def _search(self, call: Call) -> Answer:
-        name, principal = topic_of(call), call.principal
-        topic = readable(self._broker, principal, name)
+        principal = call.principal
+        topic = readable(self._broker, principal, topic_of(call))
         text = read_text(call, "filter")
         parse(text)
         count = min(read_number(call, "count", 1) or COUNT, COUNT_MAX)
         budget_ms = min(read_number(call, "budget_ms", 1) or BUDGET_MS, BUDGET_MS_MAX)
         limits = read_limits(call, count)
         starts = await _starts(call, topic)
-        if self._searches >= SEARCHES_MAX:
-            raise web.HTTPServiceUnavailable(text=f"{SEARCHES_MAX} searches run already, which is the limit")
         deadline = self._clock.monotonic() + budget_ms / 1000
-        search = Search(self._broker, self.searcher, self._clock, topic, principal, text, count, deadline)
-        self._searches += 1
+        with self.places.take(principal):
+            search = Search(self._broker, self.searcher, self._clock, topic, principal, text, count, deadline)
+            return await self._answer(call, search, starts, limits, budget_ms / 1000 + READER_SECONDS)
+
+    async def _answer(
+        self, call: Call, search: "Search", starts: list[tuple[Partition, int]], limits: Limits, seconds: float
+    ) -> Answer:
+        name, principal = topic_of(call), call.principal
         try:
-            async with asyncio.timeout(budget_ms / 1000 + READER_SECONDS):
+            async with asyncio.timeout(seconds):
                 response = await call.begin_lines()
                 async for partition, offsets, progress in search.run(starts):
                     for offset in offsets:  # one by one: together they may be large
@@ -133,7 +138,6 @@ class SearchRoutes:
             raise ConnectionResetError("the reader of a search takes nothing") from error
         finally:
             search.close()
-            self._searches -= 1
 
 
 class Search:

@@ -1,0 +1,44 @@
+"""Places for answers that take long: bounded in all, and for each principal."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from babelbus.core.access import Identity
+
+
+class Places:
+    """Answers under way, such as searches; one principal may hold half of the places, so that others find room."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what = what
+        self._most = most
+        self._own = max(most // 2, 1)
+        self._taken: Counter[str] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """The places that are taken."""
+        return self._taken.total()
+
+    @contextmanager
+    def take(self, principal: Identity) -> Iterator[None]:
+        """Keep a place for a principal.
+
+        Raises:
+            web.HTTPServiceUnavailable: all places are taken, or the principal holds its half.
+        """
+        name = principal.name
+        if self.taken >= self._most:
+            raise web.HTTPServiceUnavailable(text=f"{self._most} {self._what} run already, which is the limit")
+        if self._taken[name] >= self._own:
+            raise web.HTTPServiceUnavailable(text=f"{self._own} {self._what} of {name!r} run already, its limit")
+        self._taken[name] += 1
+        try:
+            yield
+        finally:
+            self._taken[name] -= 1
+            if not self._taken[name]:
+                del self._taken[name]
