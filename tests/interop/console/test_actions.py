@@ -155,7 +155,7 @@ def test_records_come_while_the_page_is_open(window: Window, world: World) -> No
     world.client.publish("ticker", b"it has come")
     window.wait("it has come")
     window.click("End live")
-    window.wait("Partition 0 has offsets")
+    window.wait("Partition 0 has the offsets")
 
 
 def test_a_connection_is_closed(window: Window, world: World) -> None:

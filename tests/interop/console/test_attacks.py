@@ -201,7 +201,7 @@ def test_what_has_a_hostile_name_is_shown_as_text(visitor: Window, name: str) ->
 def test_a_record_of_each_protocol_is_shown_as_text(visitor: Window, hostile: World, topic: str) -> None:
     count = hostile.ask("GET", f"/api/topics/{encoded(topic)}")["partitions"][0]["high_watermark"]
     assert count > 0
-    visitor.open(f"/browse/{encoded(topic)}", "Partition 0 has offsets")
+    visitor.open(f"/browse/{encoded(topic)}", "Partition 0 has the offsets")
     check(visitor)
     for offset in range(count):
         visitor.open(f"/browse/{encoded(topic)}?open={encoded(f'0:{offset}')}")
