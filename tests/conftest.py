@@ -2,8 +2,13 @@
 
 import faulthandler
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.nats import NatsMissingError, NatsServer, nats_server
+from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 EXIT_SECONDS = 120
 """How long pytest may take to be gone after its last test."""
@@ -19,3 +24,21 @@ settings.load_profile("patient")
 def pytest_unconfigure() -> None:
     """Let no thread that a failed test left behind keep the run for ever: it is shown, and the run ends as failed."""
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
+
+
+@pytest.fixture(scope="module")
+def nats() -> Iterator[NatsServer]:
+    try:
+        with nats_server() as server:
+            yield server
+    except NatsMissingError as missing:
+        pytest.skip(f"engine jetstream is not tested: {missing}")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        with postgres_server() as server:
+            yield server
+    except PostgresMissingError as missing:
+        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")

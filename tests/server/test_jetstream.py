@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,17 +15,8 @@ from tests.server.test_slow_engines import publish_and_fetch
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import ROOT
 from tests.support.jebp import create, fetch, fetched, said, subscribe
-from tests.support.nats import NatsMissingError, NatsServer, nats_server
+from tests.support.nats import NatsServer, nats_server
 from tests.support.server import LiveServer, configure
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    try:
-        with nats_server() as server:
-            yield server
-    except NatsMissingError as missing:
-        pytest.skip(f"engine jetstream is not tested: {missing}")
 
 
 def make_topic(live: LiveServer, name: str, **settings: object) -> None:

@@ -1,7 +1,7 @@
 """`migrate` copies topics into engine `jetstream` as they are, goes on where it was stopped, and compares them."""
 
+import itertools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,9 +22,10 @@ from babelbus.storage.files import LocalFiles
 from babelbus.storage.jetstream import JetstreamStore
 from tests.cli.shell import Served
 from tests.storage.helpers import append, fill, numbered, read_all
-from tests.support.nats import NatsMissingError, NatsServer, nats_server
+from tests.support.nats import NatsServer
 
 NOW = 1_700_000_000_000
+_prefixes = (f"moved{number}" for number in itertools.count())
 
 
 class StoppedError(Exception):
@@ -38,7 +39,8 @@ class Bus:
         self.folder = folder / "data"
         self.folder.mkdir()
         self.config = Config(
-            data=DataSettings(str(self.folder)), jetstream=JetstreamSettings(url, prefix="moved", replicas=1, shards=2)
+            data=DataSettings(str(self.folder)),
+            jetstream=JetstreamSettings(url, prefix=next(_prefixes), replicas=1, shards=2),
         )
         self.clock = ManualClock(NOW)
 
@@ -75,12 +77,8 @@ class Bus:
 
 
 @pytest.fixture
-def bus(tmp_path: Path) -> Iterator[Bus]:
-    try:
-        with nats_server() as server:
-            yield Bus(tmp_path, server.url)
-    except NatsMissingError as missing:
-        pytest.skip(f"migrate is not tested: {missing}")
+def bus(nats: NatsServer, tmp_path: Path) -> Bus:
+    return Bus(tmp_path, nats.url)
 
 
 def test_a_moved_topic_has_its_records_offsets_gaps_and_producers(bus: Bus) -> None:
@@ -176,15 +174,6 @@ def test_a_folder_that_a_server_has_is_refused(bus: Bus) -> None:
     with pytest.raises(FolderLockedError):
         bus.migrate()
     lock.close()
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    try:
-        with nats_server() as server:
-            yield server
-    except NatsMissingError as missing:
-        pytest.skip(f"migrate is not tested: {missing}")
 
 
 def test_a_group_goes_on_where_it_was(nats: NatsServer, tmp_path: Path) -> None:

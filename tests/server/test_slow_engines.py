@@ -3,7 +3,6 @@
 import concurrent.futures
 import http.client
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from babelbus.storage.files import File, LocalFiles
 from babelbus.web.token import read_token
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller, create, create_topic, fetch, fetched, remove_topic, said, subscribe
-from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.postgres import PostgresServer
 from tests.support.sbus import join, payloads, service_of
 from tests.support.server import LiveServer, configure
 
@@ -40,15 +39,6 @@ def publish_and_fetch(caller: Caller, topic: str, *payloads: bytes, offset: int 
 
 
 # -- a database --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        with postgres_server() as server:
-            yield server
-    except PostgresMissingError as missing:
-        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
 
 
 def test_a_stopped_postgresql_delays_nobody_but_its_own_topics(postgres: PostgresServer, tmp_path: Path) -> None:

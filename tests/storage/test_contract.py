@@ -20,8 +20,7 @@ from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.storage.helpers import fill as append_numbered
-from tests.support.nats import NatsMissingError, NatsServer, nats_server
-from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.postgres import PostgresServer
 
 NOW = 1_700_000_000_000
 TOPICS = ["news", "plant/line1", "münchen/straße", "a b", ".hidden", "..", "%2F", "#x", "x" * 249]
@@ -73,24 +72,6 @@ class Engine:
 
 
 _schemas = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        with postgres_server() as server:
-            yield server
-    except PostgresMissingError as missing:
-        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    try:
-        with nats_server() as server:
-            yield server
-    except NatsMissingError as missing:
-        pytest.skip(f"engine jetstream is not tested: {missing}")
 
 
 @pytest.fixture(params=ENGINES)

@@ -16,24 +16,15 @@ from babelbus.storage.errors import StaleWriterError
 from tests.storage.helpers import append, numbered
 from tests.storage.jetstream.test_store import Background, Place, numbers, works, write
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.nats import NatsMissingError, NatsServer, Relay, nats_server
+from tests.support.nats import NatsServer, Relay
 
 NOW = 1_700_000_000_000
 SECONDS = 1.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    try:
-        with nats_server() as running:
-            yield running
-    except NatsMissingError as missing:
-        pytest.skip(f"engine jetstream is not tested: {missing}")
-
-
 @pytest.fixture
-def place(server: NatsServer, tmp_path: Path) -> Iterator[Place]:
-    place = Place(server.url, tmp_path)
+def place(nats: NatsServer, tmp_path: Path) -> Iterator[Place]:
+    place = Place(nats.url, tmp_path)
     yield place
     place.close()
 
@@ -77,9 +68,9 @@ def test_a_second_server_waits_and_takes_over_when_the_first_one_stops(place: Pl
 
 
 def test_a_silent_owner_is_replaced_after_its_time_and_acknowledges_nothing_more(
-    place: Place, server: NatsServer, tmp_path: Path
+    place: Place, nats: NatsServer, tmp_path: Path
 ) -> None:
-    relay = Relay(server.port)
+    relay = Relay(nats.port)
     clock = ManualClock(NOW)
     log = place.log(place.open(servers=relay.url, lease_seconds=SECONDS, clock=clock))
     write(log, 10)
@@ -101,8 +92,8 @@ def test_a_silent_owner_is_replaced_after_its_time_and_acknowledges_nothing_more
     relay.close()
 
 
-def test_an_owner_that_could_not_renew_goes_on_if_nobody_took_its_place(place: Place, server: NatsServer) -> None:
-    relay = Relay(server.port)
+def test_an_owner_that_could_not_renew_goes_on_if_nobody_took_its_place(place: Place, nats: NatsServer) -> None:
+    relay = Relay(nats.port)
     clock = ManualClock(NOW)
     log = place.log(place.open(servers=relay.url, lease_seconds=SECONDS, clock=clock, timeout_seconds=5.0))
     write(log, 10)

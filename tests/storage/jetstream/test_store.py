@@ -40,20 +40,13 @@ from babelbus.storage.jetstream.errors import (
 from babelbus.storage.jetstream.frame import Head, Kind, crc_of, encode
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.nats import NatsMissingError, NatsServer, Relay, nats_cluster, nats_server
+from tests.support.nats import NatsServer, Relay, nats_cluster, nats_server
+
+pytestmark = pytest.mark.usefixtures("nats")
 
 ROOT = Path(__file__).parent.parent.parent.parent
 NOW = 1_700_000_000_000
 _prefixes = (f"p{number}" for number in itertools.count())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[NatsServer]:
-    try:
-        with nats_server() as running:
-            yield running
-    except NatsMissingError as missing:
-        pytest.skip(f"engine jetstream is not tested: {missing}")
 
 
 class Place:
@@ -109,8 +102,8 @@ class Place:
 
 
 @pytest.fixture
-def place(server: NatsServer, tmp_path: Path) -> Iterator[Place]:
-    place = Place(server.url, tmp_path)
+def place(nats: NatsServer, tmp_path: Path) -> Iterator[Place]:
+    place = Place(nats.url, tmp_path)
     yield place
     place.close()
 
@@ -182,8 +175,8 @@ def test_a_stream_that_was_opened_often_is_opened_again(place: Place, monkeypatc
     assert numbers(place.log()) == list(range(10))
 
 
-def test_a_fence_wakes_everyone_who_waits(place: Place, tmp_path: Path, server: NatsServer) -> None:
-    relay = Relay(server.port)
+def test_a_fence_wakes_everyone_who_waits(place: Place, tmp_path: Path, nats: NatsServer) -> None:
+    relay = Relay(nats.port)
     store = place.open(servers=relay.url)
     logs = [store.open_partition("t", number, LogSettings()) for number in range(3)]
     shutil.copytree(tmp_path, tmp_path / "copy")
@@ -245,7 +238,7 @@ def test_a_data_folder_keeps_its_prefix(place: Place) -> None:
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_of_many_messages_that_expect_one_sequence_one_is_taken(request: pytest.FixtureRequest, replicas: int) -> None:
     # nats-server 4320: they could all be taken. It is why old versions are refused.
-    url = request.getfixturevalue("server").url if replicas == 1 else request.getfixturevalue("cluster")[0].url
+    url = request.getfixturevalue("nats").url if replicas == 1 else request.getfixturevalue("cluster")[0].url
 
     async def race() -> list[int]:
         client = await nats_client.connect(url)
@@ -272,9 +265,9 @@ def test_of_many_messages_that_expect_one_sequence_one_is_taken(request: pytest.
 
 @pytest.mark.parametrize("lost", ["loses_replies", "loses_requests"])
 def test_an_unknown_outcome_is_looked_up_before_anything_is_sent_again(
-    place: Place, server: NatsServer, lost: str
+    place: Place, nats: NatsServer, lost: str
 ) -> None:
-    relay = Relay(server.port)
+    relay = Relay(nats.port)
     log = place.log(place.open(servers=relay.url))
     write(log, 10)
     setattr(relay, lost, True)

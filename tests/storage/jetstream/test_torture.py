@@ -19,7 +19,7 @@ from babelbus.storage.jetstream import StreamLog
 from tests.storage.helpers import append, read_all
 from tests.storage.jetstream.test_store import Background, Place
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.nats import NatsMissingError, NatsServer, Relay, nats_cluster
+from tests.support.nats import NatsServer, Relay, nats_cluster
 
 NOW = 1_700_000_000_000
 BATCH = 20
@@ -71,16 +71,14 @@ def check(log: StreamLog, acked: dict[int, bytes]) -> None:
 
 # nats-py leaves the socket of an attempt to connect again that failed to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("nats")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_acknowledged_is_lost_and_nothing_comes_twice_whatever_fails(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    try:
-        with nats_cluster() as servers:
-            _torture(servers, chance, tmp_path, rounds=10)
-    except NatsMissingError as missing:
-        pytest.skip(f"engine jetstream is not tested: {missing}")
+    with nats_cluster() as servers:
+        _torture(servers, chance, tmp_path, rounds=10)
 
 
 def _torture(servers: list[NatsServer], chance: random.Random, tmp_path: Path, rounds: int) -> None:

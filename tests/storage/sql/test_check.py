@@ -18,7 +18,7 @@ from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered
 from tests.storage.sql.test_store import Place, open_log
-from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -157,26 +157,17 @@ def test_what_is_no_database_of_ours_is_refused(place: Place) -> None:
         check(place)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    try:
-        with postgres_server() as server:
-            yield server
-    except PostgresMissingError as missing:
-        pytest.skip(f"check of engine db is not tested on PostgreSQL: {missing}")
-
-
-def test_postgresql_is_checked_beside_its_server(server: PostgresServer) -> None:
-    assert check_database(server.url(), LocalFiles()) == Report()
-    store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
+def test_postgresql_is_checked_beside_its_server(postgres: PostgresServer) -> None:
+    assert check_database(postgres.url(), LocalFiles()) == Report()
+    store = DatabaseStore(postgres.url(), LocalFiles(), ManualClock(NOW))
     log = open_log(store, "news", 0, LogSettings())
     fill(log, 50)
-    report = check_database(server.url(), LocalFiles(), live=True)
+    report = check_database(postgres.url(), LocalFiles(), live=True)
     assert (report.records, report.problems) == (50, [])
-    server.sql(
+    postgres.sql(
         "DELETE FROM batches WHERE base_offset = 20;"
         " UPDATE batches SET data = overlay(data PLACING 'x' FROM octet_length(data) - 10) WHERE base_offset = 30"
     )
-    damaged: list[Problem] = check_database(server.url(), LocalFiles(), live=True).problems
+    damaged: list[Problem] = check_database(postgres.url(), LocalFiles(), live=True).problems
     assert [(one.offset, one.next_offset) for one in damaged] == [(20, 30), (39, 40)]
     store.close()

@@ -1,7 +1,6 @@
 """What is queued for a database: bounded, in order, written together, and refused while the database is away."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,18 +21,9 @@ from babelbus.storage.sql.queue import QueuedLog
 from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import NOW, append, number_of, numbered, read_all
 from tests.support.bus import done, events, in_loop, publish, stored
-from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.postgres import PostgresServer
 
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'babelbus'"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    try:
-        with postgres_server() as server:
-            yield server
-    except PostgresMissingError as missing:
-        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
 
 
 def make(url: str, **options: int) -> DatabaseStore:
@@ -157,11 +147,11 @@ async def test_a_database_that_lacks_a_topic_of_the_catalog_is_told_at_the_start
 
 
 @in_loop
-async def test_publishers_go_on_by_themselves_after_a_lost_connection(server: PostgresServer) -> None:
-    broker = broker_on(DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW)), MemoryFiles())
+async def test_publishers_go_on_by_themselves_after_a_lost_connection(postgres: PostgresServer) -> None:
+    broker = broker_on(DatabaseStore(postgres.url(), LocalFiles(), ManualClock(NOW)), MemoryFiles())
     topic = await broker.create_topic("news", 1, {"ack": "flushed", "engine": "db"}, principal=SERVER)
     await done(publish(topic, events(b"before")))
-    server.sql(END_SESSIONS)
+    postgres.sql(END_SESSIONS)
     refused = 0
     while True:  # a publisher that sends again until it is answered
         (receipt,) = await done(publish(topic, events(b"after")))

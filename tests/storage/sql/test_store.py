@@ -36,7 +36,7 @@ from babelbus.storage.sql.sqlite import FOLD_SECONDS
 from babelbus.storage.sql.store import DatabaseStore, DatabaseUrlError
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
-from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.postgres import PostgresServer
 
 SECRET = "hunter2-is-secret"
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -131,20 +131,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.store.close()
 
 
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[PostgresServer]:
-    try:
-        with postgres_server() as server:
-            yield server
-    except PostgresMissingError as missing:
-        pytest.skip(f"engine db is not tested on PostgreSQL: {missing}")
-
-
 @pytest.fixture
-def server(module_server: PostgresServer) -> PostgresServer:
+def server(postgres: PostgresServer) -> PostgresServer:
     """The server with an empty schema."""
-    module_server.sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    return module_server
+    postgres.sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return postgres
 
 
 @pytest.fixture

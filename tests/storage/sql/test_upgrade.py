@@ -3,7 +3,6 @@
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, numbered, read_all
 from tests.storage.sql.test_store import open_log
-from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
+from tests.support.postgres import PostgresServer
 
 OLD = Path(__file__).parent / "a_row_a_record.sql"
 """What the release before wrote: retention, a producer, compaction, an empty topic, a removal that was cut short."""
@@ -193,22 +192,13 @@ def test_an_old_range_that_compaction_emptied_and_lost_its_end_is_converted(old:
     store.close()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    try:
-        with postgres_server() as server:
-            yield server
-    except PostgresMissingError as missing:
-        pytest.skip(f"the conversion is not tested on PostgreSQL: {missing}")
-
-
-def test_an_old_schema_of_postgresql_is_converted(server: PostgresServer, old: Path) -> None:
-    with psycopg.connect(server.url()) as there, closing(sqlite3.connect(old)) as here:
+def test_an_old_schema_of_postgresql_is_converted(postgres: PostgresServer, old: Path) -> None:
+    with psycopg.connect(postgres.url()) as there, closing(sqlite3.connect(old)) as here:
         there.execute(POSTGRESQL_TABLES)
         for table in ("babelbus", "topics", "partitions", "ranges", "records", "producers"):
             for row in here.execute(f"SELECT * FROM {table}"):
                 there.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
-    store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
+    store = DatabaseStore(postgres.url(), LocalFiles(), ManualClock(NOW))
     check_all(store)
     store.close()
-    assert check_database(server.url(), LocalFiles(), live=True).problems == []
+    assert check_database(postgres.url(), LocalFiles(), live=True).problems == []
