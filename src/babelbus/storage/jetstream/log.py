@@ -27,6 +27,7 @@ from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
 from babelbus.storage.jetstream.places import Places
 from babelbus.storage.jetstream.shard import Message, Shard
 from babelbus.storage.producers import ProducerBatch, Producers
+from babelbus.storage.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +40,6 @@ PAGE_BYTES = 4 * 2**20
 PAGE_FRAMES = 512
 WAIT_SECONDS = 1.0
 """A wait looks this often whether its time is over."""
-
-
-class Room:
-    """How many bytes the partitions of a store hold unsent or unacknowledged together."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes_held = 0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """Record `size` bytes more; return whether there was room; a batch larger than all of the room goes alone."""
-        with self._lock:
-            if self.bytes_held and self.bytes_held + size > self.bytes_max:
-                return False
-            self.bytes_held += size
-            return True
-
-    def give_back(self, size: int) -> None:
-        """Record that `size` bytes are stored or dropped."""
-        with self._lock:
-            self.bytes_held -= size
 
 
 class Bounds(msgspec.Struct, frozen=True):

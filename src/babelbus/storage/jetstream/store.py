@@ -26,17 +26,15 @@ from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError
 from babelbus.storage.jetstream.frame import Head, Kind, decode
 from babelbus.storage.jetstream.lease import Lease
-from babelbus.storage.jetstream.log import Room
 from babelbus.storage.jetstream.reading import FrameCache
 from babelbus.storage.jetstream.shard import Message, Shard
 from babelbus.storage.jetstream.streams import prepare_streams, read_installation
+from babelbus.storage.room import QUEUE_BYTES_MAX, Room
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-QUEUE_BYTES_MAX = 64 * 2**20
-"""Most that all partitions hold unacknowledged; beyond it publishers get a retriable error."""
 CACHE_BYTES = 16 * 2**20
 TOKEN_BYTES_MAX = 1024
 """The longest name of a topic in a subject, of which NATS takes 4096 bytes with its own parts."""

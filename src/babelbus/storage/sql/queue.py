@@ -14,35 +14,12 @@ from babelbus.records.format import PRODUCER_HEADER, rebase
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
+from babelbus.storage.room import Room
 from babelbus.storage.sql.cleaner import clean
 from babelbus.storage.sql.log import DatabaseLog
 
-QUEUE_BYTES_MAX = 64 * 2**20
-"""Most that all partitions of a database hold unwritten; beyond it publishers get a retriable error."""
 TRANSACTION_BYTES_MAX = 2**20
 """Queued batches are written together up to this size: one commit for what came during the last commit."""
-
-
-class Room:
-    """How many bytes the queues of a database hold together."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes_held = 0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """Record `size` bytes more; return whether there was room; a batch larger than all of the room goes alone."""
-        with self._lock:
-            if self.bytes_held and self.bytes_held + size > self.bytes_max:
-                return False
-            self.bytes_held += size
-            return True
-
-    def give_back(self, size: int) -> None:
-        """Record that `size` bytes are written or dropped."""
-        with self._lock:
-            self.bytes_held -= size
 
 
 class QueuedLog(DatabaseLog):

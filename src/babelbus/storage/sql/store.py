@@ -15,8 +15,9 @@ from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.files import FileSystem
+from babelbus.storage.room import QUEUE_BYTES_MAX, Room
 from babelbus.storage.sql.database import Database
-from babelbus.storage.sql.queue import QUEUE_BYTES_MAX, QueuedLog, Room
+from babelbus.storage.sql.queue import QueuedLog
 from babelbus.storage.sql.sqlite import SqliteDatabase
 from babelbus.storage.sql.tables import batches, partitions, producers, topics
 from babelbus.storage.sql.upgrade import prepare
