@@ -5,18 +5,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError
-from babelbus.storage.contract import Chunk, Shared
-from babelbus.storage.errors import OffsetOutOfRangeError
+from babelbus.storage.contract import Chunk
+from babelbus.storage.fileless import READ_BYTES_MAX
 from babelbus.storage.jetstream.frame import Frame, Head, cut
 from babelbus.storage.jetstream.log import WritableLog
 from babelbus.storage.jetstream.places import Places
 
 READ_BYTES_MIN = 2**16
-READ_BYTES_MAX = 8 * 2**20
 HINTS_MAX = 64
 
 
@@ -55,30 +51,12 @@ class ReadableLog(WritableLog):
         """The sequences where reads ended, by subject and offset: the next read begins there."""
         super().__init__(*arguments)
 
-    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records that the quorum has; see `contract.PartitionLog`."""
-        try:
-            return self._read(offset, bytes_max, end_offset)
-        except CorruptRecordError:
-            with self._changing:  # the cleaner may just have removed it
-                return self._read(offset, bytes_max, end_offset)
-
-    def share(self, offset: int) -> Shared | None:
-        """Return `None`: the records are in no file; see `contract.PartitionLog`."""
-        return None
-
-    def _read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        first, following = self.first_offset, self.end
-        end = following if end_offset is None else min(end_offset, following)
-        if not first <= offset <= following:
-            raise OffsetOutOfRangeError(offset, first, following)
-        if offset >= end:
-            return Chunk(b"", offset, offset)
+    def _collect(self, offset: int, end_offset: int, bytes_max: int) -> Chunk:
         at, room, base_offset = offset, bytes_max, -1
         parts: list[bytes] = []
         reason = "its frame is missing"
         sequence = 0
-        for frame in self._frames_from(offset, end, bytes_max):
+        for frame in self._frames_from(offset, end_offset, bytes_max):
             if isinstance(frame, int):
                 sequence, reason = frame, "the frame there is damaged, or not of Babelbus"
                 continue
@@ -88,7 +66,7 @@ class ReadableLog(WritableLog):
             if frame.data is None:
                 sequence, reason = head.sequence, "the frame there does not match its CRC"
                 break
-            data, begins, at = cut(frame, at, end, room, least=not parts)
+            data, begins, at = cut(frame, at, end_offset, room, least=not parts)
             if data:
                 base_offset = base_offset if parts else begins
                 parts.append(data)
@@ -98,12 +76,12 @@ class ReadableLog(WritableLog):
                 self._hint(at, head.sequence)
                 break
             self._hint(at, head.sequence + 1)
-            if at >= end or (parts and room <= 0):
+            if at >= end_offset or (parts and room <= 0):
                 break
-        if not parts and at < end:
+        if not parts and at < end_offset:
             where = f"stream {self.shard.stream}" + (f", sequence {sequence}" if sequence else "")
             raise CorruptRecordError(0, reason, path=where, offset=at)
-        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), base_offset if parts else end, at)
+        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), base_offset if parts else end_offset, at)
 
     def _places(self, offset: int) -> Places:
         bounds = self.bounds
@@ -179,15 +157,4 @@ class ReadableLog(WritableLog):
         _, frame = self.locate(lambda head, left: head.latest_timestamp >= timestamp)
         if frame is None:
             return None
-        at = max(self.first_offset, frame.base_offset)
-        while at < self.end:
-            try:
-                chunk = self.read(at, READ_BYTES_MAX)
-            except CorruptRecordError as error:
-                return error.offset
-            columns = decode_chunk(chunk.data, verified=True)
-            late = np.flatnonzero(columns.timestamps >= timestamp)
-            if len(late):
-                return int(columns.offsets[late[0]])
-            at = chunk.next_offset
-        return None
+        return self.find_time_between(timestamp, max(self.first_offset, frame.base_offset), self.end)

@@ -138,8 +138,11 @@ def fetch(database: Database, partition_id: int, offset: int, end_offset: int, p
         limit = min(page_bytes // (mean or 1) + 1, ROWS_MAX)
 
 
-def cut(batch: Batch, offset: int, end_offset: int, bytes_max: int) -> Piece:
-    """Return the checked records of a batch from `offset` on, below `end_offset`, that fit `bytes_max`."""
+def cut(batch: Batch, offset: int, end_offset: int, bytes_max: int, least: int) -> Piece:
+    """Return the checked records of a batch from `offset` on, below `end_offset`, that fit `bytes_max`.
+
+    At least `least` good records are returned, if the batch has them.
+    """
     stop, data = min(end_offset, batch.next_offset), batch.data
     verified = batch.sum_holds
     if verified and offset <= batch.base_offset and stop == batch.next_offset and 0 < len(data) <= bytes_max:
@@ -156,7 +159,7 @@ def cut(batch: Batch, offset: int, end_offset: int, bytes_max: int) -> Piece:
     if whole == at:
         return Piece(b"", offset, int(offsets[at]), record_error(data, int(starts[at]), len(data)) or UNSURE)
     ends = np.append(starts[1:], len(data))
-    fitting = at + int(np.searchsorted(ends[at:whole], int(starts[at]) + bytes_max, "right"))
+    fitting = at + max(int(np.searchsorted(ends[at:whole], int(starts[at]) + bytes_max, "right")), least)
     if fitting == at:
         return Piece(b"", offset, offset, is_full=True)
     part, following = data[starts[at] : ends[fitting - 1]], int(offsets[fitting - 1]) + 1

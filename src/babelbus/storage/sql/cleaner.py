@@ -139,5 +139,5 @@ class _Group:
 
 def _decode(partition: DatabaseLog, batch: Batch, until: int) -> Columns | None:
     """Return the records of a batch that can be read, or `None` if a record is damaged."""
-    piece = cut(batch, max(batch.base_offset, partition.first_offset), until, 2**31 - 1)
+    piece = cut(batch, max(batch.base_offset, partition.first_offset), until, 2**31 - 1, least=0)
     return None if piece.reason is not None else decode_chunk(piece.data, verified=True)

@@ -5,21 +5,19 @@ those that this writer knows. So a stale writer changes nothing, and batches sta
 """
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
-from babelbus.arrays import np
 from babelbus.clock import Clock
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, read_producer, rebase
 from babelbus.records.record import RecordBatch, StoredBatch
-from babelbus.storage.contract import BadRange, Chunk, LogSettings, Part, Recovery, Shared
-from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
-from babelbus.storage.producers import Producers
+from babelbus.storage.contract import BadRange, Chunk, LogSettings, Part
+from babelbus.storage.errors import DiskError, StaleWriterError
+from babelbus.storage.fileless import FilelessLog
 from babelbus.storage.sql.batches import REACHING, Batch, cut, fetch, make_row, make_rows
 from babelbus.storage.sql.database import Database
 from babelbus.storage.sql.tables import batches, partitions, producers
@@ -48,11 +46,10 @@ _AFTER_TIME = (
 )
 
 
-class DatabaseLog:
-    """A partition in a database; see `contract.PartitionLog`. `_lock` is held while the bounds change.
+class DatabaseLog(FilelessLog):
+    """A partition in a database; see `contract.PartitionLog`. The committed records end at `end`."""
 
-    The committed records end at `end`.
-    """
+    first_offset = end = 0
 
     def __init__(
         self,
@@ -64,21 +61,18 @@ class DatabaseLog:
         settings: LogSettings,
         clock: Clock,
     ) -> None:
+        super().__init__(settings)
         self.name = f"{database.name}, topic {topic!r}, partition {number}"
         self.id = partition_id
         self.database = database
         self._topic, self._number, self._epoch = topic, number, epoch
-        self.settings = settings
         self._clock = clock
-        self._lock = threading.RLock()
         self._closed = False
         self._generation = database.failures
         self._durable = database.ends.get(topic, number)
         self.looked_until = 0
         """Offset up to which compaction has looked since the start (for the cleaner)."""
-        self.first_offset = self.end = self.size_bytes = self.compacted_until = self._latest = 0
-        self.producers = Producers()
-        self.recovery = Recovery()
+        self.size_bytes = self.compacted_until = self._latest = 0
         self._load()
         with database.read() as connection:
             columns = [producers.c[name] for name in ("producer_id", "first_sequence", "count", "base_offset")]
@@ -116,8 +110,6 @@ class DatabaseLog:
 
     # -- bounds ------------------------------------------------------------------------------------------------------
 
-    part_count = 1
-
     def parts(self) -> list[Part]:
         """Return all that is committed as one piece.
 
@@ -137,10 +129,6 @@ class DatabaseLog:
     def failed(self) -> bool:
         """Whether a commit or a flush is in doubt and `recover_flush` has not looked yet."""
         return self._generation != self.database.failures
-
-    def configure(self, settings: LogSettings) -> None:
-        """Replace the settings."""
-        self.settings = settings
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +171,7 @@ class DatabaseLog:
                 `recover_flush` takes back what of the batch may be there.
         """
         self._check()  # without the lock, which `recover_flush` holds as long as it tries to connect
-        with self._lock:
+        with self._changing:
             base_offset = self.end
             if batch.base_offset != base_offset:
                 batch = rebase(batch, base_offset)
@@ -223,7 +211,7 @@ class DatabaseLog:
         self._check()
         target = self.end
         self.database.make_durable()
-        with self._lock:
+        with self._changing:
             self._check()  # a failure that was repaired for another partition meanwhile: the commits may be lost
             target = min(target, self.end)
             self._durable = max(self._durable, target)
@@ -240,7 +228,7 @@ class DatabaseLog:
         Raises:
             StorageError: it does not work yet; call again later, appends are refused until then.
         """
-        with self._lock:
+        with self._changing:
             self.database.repair()
             generation, end = self.database.failures, self.end
             durable = self._durable = max(self._durable, self.first_offset)
@@ -279,7 +267,7 @@ class DatabaseLog:
 
     def tidy_producers(self) -> None:
         """Remove the rows of producers' batches that are forgotten, if there are many."""
-        with self._lock:
+        with self._changing:
             if self._closed or self._producer_rows <= PRODUCER_ROWS_MAX:
                 return
             rows = [
@@ -295,44 +283,26 @@ class DatabaseLog:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return checked records in the stored form; see `contract.PartitionLog`."""
-        try:
-            return self._read(offset, bytes_max, end_offset)
-        except CorruptRecordError:
-            with self._lock:  # the cleaner may just have removed or rewritten it
-                return self._read(offset, bytes_max, end_offset)
-
-    def share(self, offset: int) -> Shared | None:
-        """Return `None`: the records are in no file; see `contract.PartitionLog`."""
-        return None
-
-    def _read(self, offset: int, bytes_max: int, end_offset: int | None) -> Chunk:
-        first, following = self.first_offset, self.end
-        end = following if end_offset is None else min(end_offset, following)
-        if not first <= offset <= following:
-            raise OffsetOutOfRangeError(offset, first, following)
-        if offset >= end:
-            return Chunk(b"", offset, offset)
+    def _collect(self, offset: int, end_offset: int, bytes_max: int) -> Chunk:
         parts: list[bytes] = []
         base_offset, at, room = offset, offset, bytes_max
         reason = None
-        for batch in self.fetch(offset, end, bytes_max):
+        for batch in self.fetch(offset, end_offset, bytes_max):
             if batch.base_offset > at:
                 break  # a batch is missing
-            piece = cut(batch, at, end, room)
+            piece = cut(batch, at, end_offset, room, least=not parts)
             at, reason = piece.next_offset, piece.reason
             if piece.data:
                 base_offset = base_offset if parts else piece.base_offset
                 parts.append(piece.data)
                 room -= len(piece.data)
             if piece.is_full:
-                return Chunk(b"".join(parts), base_offset, at) if parts else Chunk(b"", offset, offset)
+                return Chunk(b"".join(parts), base_offset, at)
             if reason is not None:
                 break
-        if not parts and (at < end or reason is not None):
+        if not parts and (at < end_offset or reason is not None):
             raise CorruptRecordError(0, reason or "its batch is missing", path=self.name, offset=at)
-        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), base_offset if parts else end, at)
+        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), base_offset if parts else end_offset, at)
 
     def fetch(self, offset: int, end_offset: int, page_bytes: int) -> Iterator[Batch]:
         """Yield the stored batches that reach into a range of offsets, unchecked (for the cleaner)."""
@@ -355,15 +325,10 @@ class DatabaseLog:
             if batch is None:
                 return None
             at = max(at, batch.base_offset)
-            try:
-                chunk = self.read(at, 2**31 - 1, batch.next_offset)
-            except CorruptRecordError as error:
-                return error.offset
-            columns = decode_chunk(chunk.data, verified=True)
-            late = np.flatnonzero(columns.timestamps >= timestamp)
-            if len(late):
-                return int(columns.offsets[late[0]])
-            at = chunk.next_offset
+            found = self.find_time_between(timestamp, at, batch.next_offset)
+            if found is not None:
+                return found
+            at = batch.next_offset
         return None
 
     # -- removing ----------------------------------------------------------------------------------------------------
@@ -398,7 +363,7 @@ class DatabaseLog:
         Raises:
             DiskError: the database refused; nothing was removed.
         """
-        with self._lock:
+        with self._changing:
             if not self.first_offset < first_offset <= self.end:
                 return 0
             front = (batches.c.partition_id == self.id) & (batches.c.base_offset < first_offset)
@@ -422,7 +387,7 @@ class DatabaseLog:
         freed = sum(len(batch.data) for batch in replaced) - len(data)
         chosen = (batches.c.partition_id == self.id) & (batches.c.base_offset >= base_offset)
         chosen &= batches.c.base_offset < next_offset
-        with self._lock:
+        with self._changing:
             count, size_bytes, latest = self._measure(chosen)
             if (count, size_bytes) != (len(replaced), freed + len(data)):
                 return 0

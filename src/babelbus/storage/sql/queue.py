@@ -12,7 +12,6 @@ from babelbus.arrays import np
 from babelbus.errors import StorageError
 from babelbus.records.format import PRODUCER_HEADER, rebase
 from babelbus.records.record import RecordBatch
-from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import BackendBusyError, StaleWriterError
 from babelbus.storage.room import Room
 from babelbus.storage.sql.cleaner import clean
@@ -34,7 +33,6 @@ class QueuedLog(DatabaseLog):
         self._next_offset = self.end
         self._refusing: StorageError | None = None
         """Why appends are refused, until the writing thread has put things right."""
-        self._stale = False
 
     @property
     def next_offset(self) -> int:
@@ -45,7 +43,7 @@ class QueuedLog(DatabaseLog):
         """Append a batch to the queue; see `contract.PartitionLog`."""
         with self._queue_lock:
             if self._stale:
-                raise StaleWriterError(f"{self.name}: another writer has opened the partition since")
+                raise self._stale_error()
             if self._refusing is not None:
                 raise self._refusing
             if not self._room.take(len(batch.data)):
@@ -103,16 +101,6 @@ class QueuedLog(DatabaseLog):
             self._refusing = None
             self._next_offset = self.end
             self.producers.forget_from(self.end)
-
-    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
-        """Return stored records that are committed; see `contract.PartitionLog`."""
-        chunk = super().read(offset, bytes_max, end_offset)
-        if not chunk.data and chunk.next_offset == offset and bytes_max < 2**31 - 1:
-            return super().read(offset, 2**31 - 1, min(offset + 1, end_offset or offset + 1))
-        return chunk
-
-    def cut_torn(self, start: int) -> None:
-        """Return at once: a transaction is there as a whole or not at all."""
 
     def clean(self, now_ms: int) -> int:
         """Run retention and compaction; return how many bytes became free."""
