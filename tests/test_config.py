@@ -273,3 +273,31 @@ def test_reading_the_configuration_leaves_the_process_environment_alone() -> Non
     before = dict(os.environ)
     load(None, {"BABELBUS_JEBP_PORT": "2"})
     assert dict(os.environ) == before
+
+
+CLUSTER = {"cluster.enabled": True, "jetstream.servers": "nats://127.0.0.1:4222"}
+
+
+def test_topics_of_a_cluster_are_in_nats_unless_the_configuration_says_memory() -> None:
+    assert load(None, {}, CLUSTER).topics.engine == "jetstream"
+    assert load(None, {}, CLUSTER | {"topics.ack": "replicated"}).topics.ack == "replicated"
+    assert load(None, {}, CLUSTER | {"topics.engine": "memory"}).topics.engine == "memory"
+    assert load().topics.engine == "disk"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"jetstream.servers": None}, "cluster.enabled needs jetstream.servers"),
+        ({"jetstream.lease_seconds": 0}, "cluster.enabled needs jetstream.lease_seconds above 0"),
+        ({"topics.engine": "disk"}, "topics.engine = 'disk' .from the command line. would keep topics"),
+        ({"topics.engine": "db"}, "set jetstream, or memory"),
+        ({"cluster.cert_file": "a.pem"}, "go together"),
+        ({"cluster.host": "10.0.0.1"}, "cluster.host = '10.0.0.1' .from the command line. would be reachable"),
+        ({"cluster.advertise": "10.0.0.1:5330"}, "without TLS"),
+        ({"cluster.advertise": "127.0.0.1"}, "is no HOST:PORT"),
+    ],
+)
+def test_settings_that_make_no_cluster_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(None, {}, CLUSTER | changes)

@@ -199,6 +199,28 @@ class JetstreamSettings(msgspec.Struct, frozen=True):
     ] = 15.0
 
 
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """Several servers on one cluster of NATS, of which one owns the data at a time (docs/cluster.md)."""
+
+    enabled: Annotated[
+        bool, of("the server is a member of a cluster: all that is kept of topics, groups and state is in NATS")
+    ] = False
+    name: Annotated[str, of("name of this member, unique in its cluster; none is the name of the host")] | None = None
+    host: Annotated[str, of("address that the other members reach this one at")] = "127.0.0.1"
+    port: Annotated[int, of("TCP port for other members; 0 lets the system choose", "port", ge=0, le=65535)] = 5330
+    advertise: (
+        Annotated[str, of("HOST:PORT that the other members are told; none is cluster.host and the port")] | None
+    ) = None
+    cert_file: (
+        Annotated[str, of("certificate chain in PEM of this member, for TLS between members; needed off loopback")]
+        | None
+    ) = None
+    key_file: Annotated[str, of("its private key in PEM, which nobody but the owner may read (mode 0600)")] | None = (
+        None
+    )
+    ca_file: Annotated[str, of("certificates in PEM of those who sign the certificates of members")] | None = None
+
+
 class GroupsSettings(msgspec.Struct, frozen=True):
     """Consumer groups: durable cursors on topics, shared by their members."""
 
@@ -854,6 +876,7 @@ class Config(msgspec.Struct, frozen=True):
     topics: TopicDefaults = TopicDefaults()
     db: DbSettings = DbSettings()
     jetstream: JetstreamSettings = JetstreamSettings()
+    cluster: ClusterSettings = ClusterSettings()
     groups: GroupsSettings = GroupsSettings()
     staging: StagingLimits = StagingLimits()
     jebp: JebpSettings = JebpSettings()
@@ -886,7 +909,12 @@ def load(
         ConfigError: a key is unknown, a value is wrong, or two settings conflict; the message names key and source.
     """
     values = settings.collect(Config, path, environment or {}, flags or {})
+    of_cluster = {key: value for key, value in values.items() if key.startswith("cluster.")}
+    if settings.build(Config, of_cluster).cluster.enabled:
+        values.setdefault("topics.engine", settings.Value("jetstream", "cluster.enabled", False))
     config = settings.build(Config, values)
+    if config.cluster.enabled:
+        _check_cluster(config, values)
     if config.server.any_port:
         config = _choose_ports(config, values)
     _refuse_open_doors(config, values)
@@ -987,6 +1015,31 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
                 f"tls.cert_file and tls.key_file{'' if has_choice is None else f', and no {name}.tls'}; "
                 f"or server.plain_text = true if a proxy in front speaks TLS"
             )
+
+
+def _check_cluster(config: Config, values: Mapping[str, settings.Value]) -> None:
+    """Check the settings of a member of a cluster."""
+    cluster = config.cluster
+    if config.jetstream.servers is None:
+        raise ConfigError("cluster.enabled needs jetstream.servers: the addresses of your NATS servers")
+    if not config.jetstream.lease_seconds:
+        raise ConfigError("cluster.enabled needs jetstream.lease_seconds above 0: the lease says which member owns")
+    if config.topics.engine in ("disk", "db"):
+        raise ConfigError(
+            f"topics.engine = {config.topics.engine!r} (from {_source_of('topics.engine', values)}) would keep topics"
+            " where other members of the cluster cannot read them; set jetstream, or memory for what may be lost"
+        )
+    files = (cluster.cert_file, cluster.key_file, cluster.ca_file)
+    if any(files) and not all(files):
+        raise ConfigError("cluster.cert_file, cluster.key_file and cluster.ca_file go together: set all three or none")
+    if cluster.advertise is not None and not cluster.advertise.rpartition(":")[2].isdecimal():
+        raise ConfigError(f"cluster.advertise = {cluster.advertise!r} is no HOST:PORT")
+    advertised = cluster.host if cluster.advertise is None else cluster.advertise.rpartition(":")[0].strip("[]")
+    if not all(files) and not (is_loopback(cluster.host) and is_loopback(advertised)):
+        raise ConfigError(
+            f"cluster.host = {cluster.host!r} (from {_source_of('cluster.host', values)}) would be reachable from other"
+            " machines without TLS; set cluster.cert_file, cluster.key_file and cluster.ca_file"
+        )
 
 
 def _source_of(key: str, values: Mapping[str, settings.Value]) -> str:

@@ -1,23 +1,40 @@
 """The file layer on real files; what only a second process or a limit of the system can show runs in a subprocess."""
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from babelbus.clock import SystemClock
+from babelbus.config import JetstreamSettings
 from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError
 from babelbus.storage.files import File, FileSystem, LocalFiles, disk_error
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
+from tests.support.nats import NatsServer
+
+_prefixes = itertools.count()
 
 
-@pytest.fixture(params=["local", "memory", "faulty"])
-def files(request: pytest.FixtureRequest) -> FileSystem:
+@pytest.fixture(params=["local", "memory", "faulty", "replicated"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
     made: dict[str, FileSystem] = {"local": LocalFiles(), "memory": MemoryFiles(), "faulty": FaultyFiles()}
-    return made[request.param]
+    if request.param in made:
+        yield made[request.param]
+        return
+    from babelbus.storage.jetstream import Ownership, ReplicatedFiles
+
+    server: NatsServer = request.getfixturevalue("nats")
+    settings = JetstreamSettings(server.url, prefix=f"f{next(_prefixes)}", replicas=1, lease_seconds=0)
+    ownership = Ownership(settings, LocalFiles(), str(tmp_path), SystemClock())
+    ownership.connect("tests")
+    yield ReplicatedFiles(ownership, LocalFiles(), str(tmp_path), SystemClock())
+    ownership.close()
 
 
 @pytest.fixture

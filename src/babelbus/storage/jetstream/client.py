@@ -57,9 +57,9 @@ class ApiError(Exception):
 class Nats:
     """The connection, which connects again as long as the server runs."""
 
-    def __init__(self, settings: JetstreamSettings, name: str, password: str | None) -> None:
+    def __init__(self, settings: JetstreamSettings, password: str | None) -> None:
         self._settings = settings
-        self._name = name
+        self._name = ""
         self._password = password
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
@@ -77,12 +77,13 @@ class Nats:
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Connect, and wait until NATS is there.
+    def start(self, name: str) -> None:
+        """Connect, and wait until NATS is there; the `name` is what NATS calls the connection.
 
         Raises:
             NatsRefusedError: NATS is there and cannot be used.
         """
+        self._name = name
         self._thread = threading.Thread(target=self._run, name="jetstream", daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._connect(), self.loop).result()

@@ -31,6 +31,13 @@ class Kind(IntEnum):
     PRODUCERS = 3
     EPOCH = 4
     REMOVED = 5
+    FILE = 6
+    """A file of the data folder with its content (`files`)."""
+    CHUNKED = 7
+    """A file whose content is in messages of its own."""
+    CHUNK = 8
+    GONE = 9
+    """A file that was removed."""
 
 
 class Head(msgspec.Struct, frozen=True):

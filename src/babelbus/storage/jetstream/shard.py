@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from nats.aio.msg import Msg
@@ -28,7 +28,7 @@ from babelbus.storage.jetstream.client import NO_STREAM, WRONG_SEQUENCE, ApiErro
 from babelbus.storage.jetstream.errors import NatsAwayError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, crc_of, decode, encode
 from babelbus.storage.jetstream.lease import Lease
-from babelbus.storage.jetstream.streams import check_config
+from babelbus.storage.jetstream.streams import FIXED, check_config
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Message:
         "epoch",
         "head",
         "is_acked",
+        "is_stored",
         "on_stored",
         "owner",
         "sequence",
@@ -70,6 +71,7 @@ class Message:
         self.epoch = self.sequence = 0
         """Where it was sent to, at the last attempt."""
         self.is_acked = False
+        self.is_stored = False
         self.dropped = False
 
 
@@ -108,17 +110,19 @@ class Shard:
     def __init__(
         self,
         nats: Nats,
-        number: int,
+        label: str,
         stream: str,
         prefix: str,
         installation: str,
         identity: str,
         owner: str,
         clock: Clock,
+        fixed: dict[str, Any] = FIXED,
     ) -> None:
-        self.number = number
+        self.label = label
+        """The part of the subjects behind the prefix: the number of a shard of records."""
         self.stream = stream
-        self.prefix = f"{prefix}.{number}"
+        self.prefix = f"{prefix}.{label}"
         self.done = threading.Condition()
         self.failure: StorageError | None = None
         """Why this server must not write any more: another one does, or the stream is not what it was."""
@@ -134,6 +138,7 @@ class Shard:
         self.lease: Lease | None = None
         self._nats = nats
         self._installation, self._identity, self._owner = installation, identity, owner
+        self._fixed = fixed
         self._clock = clock
         self._state = _State.CLOSED
         self._epoch = 0
@@ -202,7 +207,7 @@ class Shard:
             if error.code == NO_STREAM:
                 raise StreamAlteredError(f"stream {self.stream} is gone: somebody deleted it; restore it") from error
             raise NatsAwayError(f"stream {self.stream}: {error}") from error
-        check_config(self.stream, info["config"], self._installation, self._identity)
+        check_config(self.stream, info["config"], self._installation, self._identity, self._fixed)
 
     async def _take_epoch(self, *, opening: bool) -> None:
         """Write the record of the next epoch.
@@ -324,7 +329,7 @@ class Shard:
         if self._timer is None:
             self._watch(message)
         head = msgspec.structs.replace(message.head, epoch=self._epoch)
-        token = f"{self.number}.{self._generation}.{self._sent}"
+        token = f"{self.label}.{self._generation}.{self._sent}"
         try:
             await self._nats.publish(
                 message.subject, encode(head, message.data, message.data_crc), self._sent - 1, token
@@ -372,6 +377,7 @@ class Shard:
         message = self._in_flight.popleft()
         self._in_flight_bytes -= len(message.data)
         self._stored = message.sequence
+        message.is_stored = True
         message.on_stored(message)
 
     def _drop(self, source: Source) -> None:

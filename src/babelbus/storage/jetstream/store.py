@@ -6,26 +6,23 @@ server writes all shards of a prefix. `client` is the connection, `streams` make
 """
 
 import logging
-import re
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import JetstreamSettings
-from babelbus.errors import ConfigError, InvalidTopicNameError, StorageError
+from babelbus.errors import InvalidTopicNameError
 from babelbus.storage.contract import Fit, LogSettings
 from babelbus.storage.files import FileSystem
 from babelbus.storage.jetstream.cleaner import StreamLog
-from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Nats
+from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError
 from babelbus.storage.jetstream.errors import NatsAwayError
 from babelbus.storage.jetstream.frame import Head, Kind, decode
-from babelbus.storage.jetstream.lease import Lease
+from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.reading import FrameCache
 from babelbus.storage.jetstream.shard import Message, Shard
 from babelbus.storage.jetstream.streams import prepare_streams, read_installation
@@ -33,14 +30,11 @@ from babelbus.storage.room import QUEUE_BYTES_MAX, Room
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 CACHE_BYTES = 16 * 2**20
 TOKEN_BYTES_MAX = 1024
 """The longest name of a topic in a subject, of which NATS takes 4096 bytes with its own parts."""
 REMOVED = "$removed"
 """In the place of a topic's name, which has no `$` in a subject."""
-PREFIX = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 def subject_token(topic: str) -> str:
@@ -69,24 +63,21 @@ class JetstreamStore:
 
     fit = Fit(appends_wait=True)
 
-    def __init__(self, settings: JetstreamSettings, files: FileSystem, folder: str, clock: Clock) -> None:
-        """Connect to NATS, wait for it if it is away, and become the only writer of the streams.
+    def __init__(
+        self,
+        settings: JetstreamSettings,
+        files: FileSystem,
+        folder: str,
+        clock: Clock,
+        ownership: Ownership | None = None,
+    ) -> None:
+        """Open the streams as their only writer; without an `ownership` connect first, and wait for the lease.
 
         Raises:
             ConfigError: a setting cannot be used.
             NatsRefusedError: NATS cannot be used: credentials, version.
             StreamAlteredError: a stream is not as this installation left it.
         """
-        if settings.servers is None:
-            raise ConfigError("engine jetstream needs jetstream.servers: the addresses of your NATS servers")
-        if not PREFIX.fullmatch(settings.prefix):
-            raise ConfigError(f"jetstream.prefix: {settings.prefix!r} is not 1 to 32 letters, digits, _ and -")
-        password = None
-        if settings.password_file is not None:
-            try:
-                password = files.read_file(settings.password_file).decode().strip()
-            except OSError as error:
-                raise ConfigError(f"jetstream.password_file: {error}") from error
         self._settings = settings
         self._clock = clock
         self._room = Room(QUEUE_BYTES_MAX)
@@ -97,80 +88,48 @@ class JetstreamStore:
         """The shard and the number of partitions of each topic."""
         self._removed: dict[str, tuple[int, _Removal]] = {}
         """The shard and the record of each removal that is not finished, by its token."""
-        self.lease: Lease | None = None
-        note, installation = read_installation(files, folder, settings.prefix)
-        self.nats = Nats(settings, installation.installation, password)
+        self._owns_connection = ownership is None
+        self._ownership = ownership = ownership or Ownership(settings, files, folder, clock)
+        self.nats = ownership.nats
         try:
-            self.nats.start()
-            streams = self._patiently(lambda: prepare_streams(self.nats, settings, note))
+            note, installation = read_installation(files, folder, settings.prefix)
+            if self._owns_connection:
+                ownership.connect(installation.installation)
+            streams = ownership.patiently(lambda: prepare_streams(self.nats, settings, note))
             known = note.read()
             assert known is not None
-            owner = secrets.token_hex(8)
+            if self._owns_connection:
+                ownership.acquire()
             self.shards = [
-                Shard(
-                    self.nats, number, stream, settings.prefix, known.installation, known.streams[stream], owner, clock
-                )
+                ownership.shard(str(number), stream, known.installation, known.streams[stream])
                 for number, stream in enumerate(streams)
             ]
-            self.nats.on_ack = lambda parts, message: self.shards[int(parts[0])].receive_ack(
-                int(parts[1]), int(parts[2]), message
-            )
-            if settings.lease_seconds:
-                self.lease = Lease(
-                    self.nats, settings.prefix, owner, folder, settings.lease_seconds, settings.replicas, clock
-                )
-                self._patiently(self.lease.acquire)
-            for shard in self.shards:
-                shard.lease = self.lease
-                self._patiently(shard.open)
-                self._list(shard)
+            for number in range(len(self.shards)):
+                self._list(number)
         except BaseException:
-            self.nats.stop()
+            if self._owns_connection:
+                self.nats.stop()
             raise
 
-    def _patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `work` gives; wait for a NATS that is away, or has no leader yet."""
-
-        async def run() -> T:
-            while True:
-                try:
-                    return await work()
-                except NatsAwayError as error:
-                    await self.nats.wait_again(error)
-
-        return self.nats.call(run())
-
-    def _list(self, shard: Shard) -> None:
+    def _list(self, number: int) -> None:
         """Find the topics and the unfinished removals of a shard by its subjects."""
-        for subject in self.nats.call(self._subjects(shard, f"{shard.prefix}.{REMOVED}.*")):
+        shard = self.shards[number]
+        for subject in self.nats.call(self._ownership.subjects(shard.stream, f"{shard.prefix}.{REMOVED}.*")):
             message = self.nats.call(self.nats.get_from_leader(shard.stream, last_by_subj=subject))
             frame = None if message is None else decode(message.data, message.sequence)
             if frame is None or frame.data is None:
                 log.error("%s: a record of a removed topic is damaged, its space is not given back", subject)
                 continue
-            self._removed[subject.split(".")[3]] = shard.number, msgspec.json.decode(frame.data, type=_Removal)
-        for token in [token for token, (number, _) in self._removed.items() if number == shard.number]:
+            self._removed[subject.split(".")[3]] = number, msgspec.json.decode(frame.data, type=_Removal)
+        for token in [token for token, (shard_of, _) in self._removed.items() if shard_of == number]:
             self._purge(token)  # the names may be taken again; `erase` finishes what this leaves
-        for subject in self.nats.call(self._subjects(shard, f"{shard.prefix}.>")):
+        for subject in self.nats.call(self._ownership.subjects(shard.stream, f"{shard.prefix}.>")):
             parts = subject.split(".")
             if len(parts) < 4 or parts[2] == REMOVED or not parts[3].isdecimal():
                 continue
             topic = unquote(parts[2])
             _, count = self._topics.get(topic, (0, 0))
-            self._topics[topic] = shard.number, max(count, int(parts[3]) + 1)
-
-    async def _subjects(self, shard: Shard, pattern: str) -> list[str]:
-        found: list[str] = []
-        while True:
-            asked = {"subjects_filter": pattern, "offset": len(found)}
-            try:
-                info = await self.nats.api(f"STREAM.INFO.{shard.stream}", asked)
-            except ApiError as error:
-                raise NatsAwayError(f"stream {shard.stream}: {error}") from error
-            page = info["state"].get("subjects") or {}
-            found += page
-            if not page or len(found) >= info.get("total", 0):
-                return found
+            self._topics[topic] = number, max(count, int(parts[3]) + 1)
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
@@ -259,15 +218,6 @@ class JetstreamStore:
         del self._removed[token]
 
     def close(self) -> None:
-        """Release the lease and end the connection."""
-        for shard in self.shards:
-            try:
-                self.nats.call(shard.close())
-            except StorageError:
-                break
-        if self.lease is not None:
-            try:
-                self.nats.call(self.lease.release())
-            except StorageError as error:
-                log.warning("the lease ends by itself: %s", error)
-        self.nats.stop()
+        """Return the lease and end the connection, if the store made them."""
+        if self._owns_connection:
+            self._ownership.close()

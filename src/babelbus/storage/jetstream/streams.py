@@ -4,6 +4,7 @@ A stream says in its metadata which installation it belongs to and which stream 
 folder has the same. So a stream that is gone is not made anew, and one that somebody put in its place is not taken.
 """
 
+import asyncio
 import logging
 import secrets
 from typing import Any
@@ -77,50 +78,62 @@ async def prepare_streams(nats: Nats, settings: JetstreamSettings, note: Note[In
     assert known is not None
     count = max(settings.shards, len(known.streams))
     for number in range(count):
-        name = stream_name(settings.prefix, number)
+        name = stream_name(settings.prefix, str(number))
         try:
             config = (await nats.api(f"STREAM.INFO.{name}"))["config"]
         except ApiError as error:
             if error.code != NO_STREAM:
                 raise NatsRefusedError(f"stream {name}: {error}") from error
             if name in known.streams:
-                raise _gone(name) from error
+                raise gone(name) from error
             identity = secrets.token_hex(8)
-            await _make(nats, settings, name, number, known.installation, identity)
+            await make_stream(nats, settings, str(number), known.installation, identity)
             known = msgspec.structs.replace(known, streams=known.streams | {name: identity})
-            note.write(known)
+            await asyncio.to_thread(note.write, known)  # the note may be in NATS itself
             continue
         if name not in known.streams and config.get("metadata", {}).get(OWNER) == known.installation:
             # Made just before a crash, which the note did not survive.
             known = msgspec.structs.replace(known, streams=known.streams | {name: config["metadata"].get(IDENTITY, "")})
-            note.write(known)
+            await asyncio.to_thread(note.write, known)
         check_config(name, config, known.installation, known.streams.get(name, ""))
         if config["num_replicas"] != settings.replicas:
             log.warning(
                 "stream %s has %d replicas, jetstream.replicas is %d: change the stream with NATS's own tools",
                 name, config["num_replicas"], settings.replicas,
             )  # fmt: skip
-    return [stream_name(settings.prefix, number) for number in range(count)]
+    return [stream_name(settings.prefix, str(number)) for number in range(count)]
 
 
-def stream_name(prefix: str, number: int) -> str:
+def stream_name(prefix: str, label: str) -> str:
     """Return the name of the stream of a shard."""
-    return f"{prefix}-{number}"
+    return f"{prefix}-{label}"
 
 
-def _gone(name: str) -> StreamAlteredError:
+def gone(name: str) -> StreamAlteredError:
+    """Return the error of a stream that is not there any more."""
     return StreamAlteredError(
         f"stream {name} is gone: somebody deleted it, or jetstream.servers names another cluster; restore the stream"
         " from a backup of NATS ('nats stream restore')"
     )
 
 
-async def _make(
-    nats: Nats, settings: JetstreamSettings, name: str, number: int, installation: str, identity: str
+async def make_stream(
+    nats: Nats,
+    settings: JetstreamSettings,
+    label: str,
+    installation: str,
+    identity: str,
+    fixed: dict[str, Any] = FIXED,
 ) -> None:
-    config = FIXED | {
+    """Create the stream of a shard.
+
+    Raises:
+        NatsRefusedError: JetStream cannot make it.
+    """
+    name = stream_name(settings.prefix, label)
+    config = fixed | {
         "name": name,
-        "subjects": [f"{settings.prefix}.{number}.>"],
+        "subjects": [f"{settings.prefix}.{label}.>"],
         "num_replicas": settings.replicas,
         "duplicate_window": 100_000_000,
         "metadata": {OWNER: installation, IDENTITY: identity},
@@ -134,7 +147,9 @@ async def _make(
     log.info("stream %s made, %d replicas", name, settings.replicas)
 
 
-def check_config(name: str, config: dict[str, Any], installation: str, identity: str) -> None:
+def check_config(
+    name: str, config: dict[str, Any], installation: str, identity: str, fixed: dict[str, Any] = FIXED
+) -> None:
     """Check that a stream is the one that this installation made, as it made it.
 
     Raises:
@@ -153,13 +168,13 @@ def check_config(name: str, config: dict[str, Any], installation: str, identity:
             " the stream from a backup of NATS ('nats stream restore')"
         )
     wrong = [
-        key for key, value in FIXED.items() if key not in MAY_DIFFER and config.get(key, _ABSENT.get(key)) != value
+        key for key, value in fixed.items() if key not in MAY_DIFFER and config.get(key, _ABSENT.get(key)) != value
     ]
     wrong += [key for key in ("mirror", "sources", "sealed", "subject_transform", "republish") if config.get(key)]
     if wrong:
         key = wrong[0]
         raise StreamAlteredError(
-            f"stream {name} was altered: {key} is {config.get(key)!r}, it was made with {FIXED.get(key)!r}; records may"
+            f"stream {name} was altered: {key} is {config.get(key)!r}, it was made with {fixed.get(key)!r}; records may"
             f" be lost already; put it back with 'nats stream edit {name}'"
         )
 

@@ -1,0 +1,96 @@
+"""Which cluster a data folder belongs to, and the stream of the cluster's files."""
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from babelbus.storage.files import FileSystem
+from babelbus.storage.jetstream.client import NO_STREAM, ApiError
+from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError
+from babelbus.storage.jetstream.ownership import Ownership
+from babelbus.storage.jetstream.streams import FIXED, IDENTITY, OWNER, check_config, gone, make_stream, stream_name
+from babelbus.storage.notes import Note
+
+LABEL = "files"
+FIXED_FILES = FIXED | {"max_msgs_per_subject": 2}
+"""The message before the last one stays, in case that the last one is of an owner whose time was over."""
+NOTE_NAME = "cluster.json"
+OWN_NAMES = ("topics", "groups.0", "groups.1", "staging", "jetstream.json", "db.sqlite", "conf/server_key")
+"""Entries of the data folder of a server that is in no cluster."""
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """The note in the folder of a member: which cluster the folder belongs to."""
+
+    installation: str
+    prefix: str
+    stream: str
+    """The identity of the stream of the files."""
+    format: int = 1
+
+
+async def join(ownership: Ownership, local: FileSystem, folder: str, *, make: bool) -> Membership | None:
+    """Return the cluster of a data folder: check the stream, or make it if it never was and `make` says so.
+
+    Raises:
+        StreamAlteredError: the stream is gone, altered, or of another cluster than the folder.
+        NatsRefusedError: the folder is of a server of its own, or JetStream cannot make the stream.
+    """
+    prefix = ownership.settings.prefix
+    note = Note(local, f"{folder}/{NOTE_NAME}", Membership)
+    known = note.read()
+    if known is not None and known.prefix != prefix:
+        raise NatsRefusedError(f"jetstream.prefix is {prefix!r}, and this data folder belongs to {known.prefix!r}")
+    name = stream_name(prefix, LABEL)
+    config = await config_of(ownership, name)
+    if config is None:
+        if known is not None:
+            raise gone(name)
+        if await config_of(ownership, stream_name(prefix, "0")) is not None:
+            raise NatsRefusedError(
+                f"stream {name} is not there, and {stream_name(prefix, '0')} is: the streams are of a server that is in"
+                " no cluster ('babelbus migrate' moves its data folder in), or somebody deleted the stream"
+            )
+        if not make:
+            return None
+        _check_free(local, folder)
+        made = Membership(secrets.token_hex(16), prefix, secrets.token_hex(8))
+        await make_stream(ownership.nats, ownership.settings, LABEL, made.installation, made.stream, FIXED_FILES)
+        note.write(made)
+        return made
+    if known is None:
+        metadata = config.get("metadata") or {}
+        known = Membership(metadata.get(OWNER, ""), prefix, metadata.get(IDENTITY, ""))
+        _check_free(local, folder)
+        check_config(name, config, known.installation, known.stream, FIXED_FILES)
+        if make:
+            note.write(known)
+        return known
+    check_config(name, config, known.installation, known.stream, FIXED_FILES)
+    return known
+
+
+async def config_of(ownership: Ownership, stream: str) -> dict[str, Any] | None:
+    """Return the configuration of a stream, `None` if there is no such stream."""
+    try:
+        config: dict[str, Any] = (await ownership.nats.api(f"STREAM.INFO.{stream}"))["config"]
+    except ApiError as error:
+        if error.code != NO_STREAM:
+            raise NatsAwayError(f"stream {stream}: {error}") from error
+        return None
+    return config
+
+
+def _check_free(local: FileSystem, folder: str) -> None:
+    """Check that a folder has no server of its own.
+
+    Raises:
+        NatsRefusedError: it has.
+    """
+    for name in OWN_NAMES:
+        if local.exists(f"{folder}/{name}"):
+            raise NatsRefusedError(
+                f"data.folder {folder} has the data of a server that is in no cluster ({name}): move it in with"
+                " 'babelbus migrate', or name an empty folder"
+            )
