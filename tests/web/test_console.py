@@ -1,23 +1,13 @@
 """The files of the console, over a real socket."""
 
-import asyncio
 import gzip
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-import aiohttp
 import pytest
-from yarl import URL
 
 from babelbus.config import AdminSettings
-from babelbus.listening.sockets import open_sockets
-from babelbus.metrics import Metrics
 from babelbus.web import console
-from babelbus.web.admin import AdminServer
-from babelbus.web.api import AdminApi
-from tests.web.test_admin import TOKEN, FakeServer
-
-Get = Callable[..., Coroutine[None, None, tuple[int, aiohttp.ClientResponse, bytes]]]
+from tests.web.browsing import Get, browse
 
 SCRIPT = b"export default 1; // " + b"x" * 5_000
 
@@ -34,32 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "link").symlink_to(tmp_path / "secret")
     monkeypatch.setattr(console, "PACKAGED", made)
     return made
-
-
-def browse(test: Callable[[Get], Coroutine[None, None, None]], settings: AdminSettings | None = None) -> None:
-    async def run() -> None:
-        bus = FakeServer()
-        api = AdminApi(bus, Metrics(), read_value=bytes)
-        server = AdminServer(bus, api, token=TOKEN, settings=settings or AdminSettings(port=0))
-        await server.start(await open_sockets("127.0.0.1", 0))
-        host, port = server.address
-        try:
-            async with aiohttp.ClientSession(auto_decompress=False) as session:
-
-                async def get(
-                    path: str, method: str = "GET", **headers: str
-                ) -> tuple[int, aiohttp.ClientResponse, bytes]:
-                    url = URL(f"http://{host}:{port}{path}", encoded=True)
-                    sent = {"Accept-Encoding": "identity"} | headers
-                    async with session.request(method, url, headers=sent, allow_redirects=False) as reply:
-                        return reply.status, reply, await reply.read()
-
-                await test(get)
-        finally:
-            await server.stop()
-            await bus.broker.close()
-
-    asyncio.run(run())
 
 
 def test_the_files_come_with_their_types_and_headers_that_let_nothing_else_run(folder: Path) -> None:

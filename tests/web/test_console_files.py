@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.test_pages import Get, browse
+from tests.web.browsing import Get, browse
 
 CONSOLE = Path(__file__).parents[2] / "src" / "babelbus" / "web" / "console"
 VENDOR = CONSOLE / "vendor"
@@ -108,7 +108,7 @@ def test_the_console_is_served_with_a_policy_without_exceptions() -> None:
         assert (status, reply.headers["Content-Type"]) == (200, "text/javascript; charset=utf-8")
         assert body == (CONSOLE / "app.js").read_bytes()
 
-    browse(None, test)
+    browse(test)
 
 
 def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
@@ -118,7 +118,7 @@ def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
         status, _, body = await get("/console/style.css", **{"If-None-Match": first.headers["ETag"]})
         assert (status, body) == (304, b"")
 
-    browse(None, test)
+    browse(test)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_nothing_else_is_served(path: str) -> None:
         assert status in (200, 404)
         assert b"ConsoleFiles" not in body
 
-    browse(None, test)
+    browse(test)
 
 
 def test_the_first_paint_is_below_100_kilobytes() -> None:

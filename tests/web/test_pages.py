@@ -1,23 +1,12 @@
 """The documentation that the administration endpoint serves, over a real socket."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
-from yarl import URL
 
 from babelbus.config import AdminSettings
-from babelbus.listening.sockets import open_sockets
-from babelbus.metrics import Metrics
 from babelbus.web import pages
-from babelbus.web.admin import AdminServer
-from babelbus.web.api import AdminApi
-from tests.web.test_admin import TOKEN, FakeServer
-
-Get = Callable[..., Coroutine[Any, Any, tuple[int, aiohttp.ClientResponse, bytes]]]
+from tests.web.browsing import Get, browse
 
 
 @pytest.fixture
@@ -34,29 +23,8 @@ def folder(tmp_path: Path) -> Path:
     return site
 
 
-def browse(folder: Path | None, test: Callable[[Get], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        bus = FakeServer()
-        settings = AdminSettings(port=0, docs_folder=None if folder is None else str(folder))
-        server = AdminServer(bus, AdminApi(bus, Metrics(), read_value=bytes), token=TOKEN, settings=settings)
-        await server.start(await open_sockets("127.0.0.1", 0))
-        host, port = server.address
-        try:
-            async with aiohttp.ClientSession() as session:
-
-                async def get(
-                    path: str, method: str = "GET", **headers: str
-                ) -> tuple[int, aiohttp.ClientResponse, bytes]:
-                    url = URL(f"http://{host}:{port}{path}", encoded=True)
-                    async with session.request(method, url, headers=headers, allow_redirects=False) as reply:
-                        return reply.status, reply, await reply.read()
-
-                await test(get)
-        finally:
-            await server.stop()
-            await bus.broker.close()
-
-    asyncio.run(run())
+def serving(folder: Path) -> AdminSettings:
+    return AdminSettings(port=0, docs_folder=str(folder))
 
 
 def test_the_pages_are_served_with_their_types_and_without_a_token(folder: Path) -> None:
@@ -73,7 +41,7 @@ def test_the_pages_are_served_with_their_types_and_without_a_token(folder: Path)
             assert "frame-ancestors 'none'" in reply.headers["Content-Security-Policy"]
         assert (await get("/docs/", method="HEAD"))[0] == 200
 
-    browse(folder, test)
+    browse(test, serving(folder))
 
 
 def test_the_address_without_a_slash_leads_to_the_pages(folder: Path) -> None:
@@ -81,7 +49,7 @@ def test_the_address_without_a_slash_leads_to_the_pages(folder: Path) -> None:
         status, reply, _ = await get("/docs")
         assert (status, reply.headers["Location"]) == (308, "/docs/")
 
-    browse(folder, test)
+    browse(test, serving(folder))
 
 
 def test_a_page_that_the_browser_has_is_not_sent_again(folder: Path) -> None:
@@ -93,7 +61,7 @@ def test_a_page_that_the_browser_has_is_not_sent_again(folder: Path) -> None:
         (folder / "index.html").write_text("another release", encoding="utf-8")
         assert (await get("/docs/", **{"If-None-Match": first.headers["ETag"]}))[0] == 200
 
-    browse(folder, test)
+    browse(test, serving(folder))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +87,7 @@ def test_a_path_that_leaves_the_folder_or_names_no_page_is_not_found(folder: Pat
         assert status == 404
         assert b"secret" not in body
 
-    browse(folder, test)
+    browse(test, serving(folder))
 
 
 def test_a_page_cannot_be_changed(folder: Path) -> None:
@@ -127,7 +95,7 @@ def test_a_page_cannot_be_changed(folder: Path) -> None:
         for method in ("POST", "PUT", "DELETE"):
             assert (await get("/docs/index.html", method=method))[0] == 405
 
-    browse(folder, test)
+    browse(test, serving(folder))
 
 
 def test_a_package_without_pages_answers_404_and_with_pages_serves_them(
@@ -140,6 +108,6 @@ def test_a_package_without_pages_answers_404_and_with_pages_serves_them(
         assert (await get("/docs/"))[0] == 200
 
     monkeypatch.setattr(pages, "PACKAGED", folder / "nothing")
-    browse(None, missing)
+    browse(missing)
     monkeypatch.setattr(pages, "PACKAGED", folder)
-    browse(None, packaged)
+    browse(packaged)
