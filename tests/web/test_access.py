@@ -4,7 +4,6 @@ import base64
 import json
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,7 +12,7 @@ import pytest
 
 from babelbus.core.state import KeyPattern, Testament
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.server import LiveServer, configure
+from tests.support.server import LiveServer
 from tests.web.test_state import Api
 
 PASSWORD = "correct horse battery staple"
@@ -35,12 +34,6 @@ class AsAnna:
         answer = json.loads(response.read())
         connection.close()
         return response.status, answer
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True)) as live:
-        yield Api(live)
 
 
 @pytest.fixture

@@ -1,43 +1,22 @@
 """Groups, their consumers and dead letters over the administration endpoint of a whole server."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from babelbus.config import TopicDefaults
 from babelbus.core.access import SERVER
-from babelbus.core.record import Event
 from babelbus.web import consumers
-from tests.support.bus import publish as publish_events
-from tests.support.server import LiveServer, configure
+from tests.web.groups import GROUP, make_group, publish
 from tests.web.test_state import Answer, Api, metric
 
-GROUP = "/api/topics/work/groups/g"
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True, topics=TopicDefaults(ack="written"))) as live:
-        live.call(lambda: live.server.broker.create_topic("work", principal=SERVER))
-        yield Api(live)
-
-
-def publish(api: Api, *payloads: bytes, subject: str = "work", **fields: Any) -> None:
-    events = [Event(subject, payload, **fields) for payload in payloads]
-    api.live.call(lambda: publish_events(api.live.server.broker, events))
+pytestmark = pytest.mark.usefixtures("work")
 
 
 def post(api: Api, path: str, **body: Any) -> Any:
     status, content = api("POST", path, json.dumps(body).encode())
     assert status in (200, 201), content
     return json.loads(content)
-
-
-def make_group(api: Api, **settings: Any) -> None:
-    post(api, "/api/groups", topic="work", name="g", settings={"ack": "explicit"} | settings, start={"at": "beginning"})
 
 
 def consume(api: Api, **query: Any) -> tuple[Answer, str]:

@@ -1,31 +1,25 @@
 """Dead letters over the administration endpoint of a whole server: shortened, those that wait, replay with progress."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from babelbus.config import TopicDefaults
 from babelbus.core.access import SERVER
 from babelbus.core.groups import dead_letter_topics
 from babelbus.core.groups.dead_letters import DeadLetter, make
 from babelbus.core.record import Record
 from tests.support.bus import publish as publish_events
-from tests.support.server import LiveServer, configure
 from tests.web.test_state import Api
 
 LETTERS = "dead-letters/g"
 PATH = "/api/dead-letters/dead-letters%2Fg"
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True, topics=TopicDefaults(ack="written"))) as live:
-        live.call(lambda: live.server.broker.create_topic("work", principal=SERVER))
-        live.call(lambda: live.server.broker.create_topic(LETTERS, principal=SERVER, source="work"))
-        yield Api(live)
+@pytest.fixture(autouse=True)
+def letters_topic(api: Api, work: None) -> None:
+    settings = {"ack": "written"}
+    api.live.call(lambda: api.live.server.broker.create_topic(LETTERS, 1, settings, SERVER, source="work"))
 
 
 def send(api: Api, *payloads: bytes, topic: str = "work", reason: str = "nack", **fields: Any) -> None:

@@ -4,43 +4,21 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from babelbus.client import BlockingClient
-from babelbus.config import TopicDefaults
-from babelbus.core.access import SERVER
-from babelbus.core.record import Event
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.wire.websocket import encode_texts
 from tests.access.drivers import Admin
 from tests.access.house import House
-from tests.support.bus import publish as publish_events
 from tests.support.eventmesh import MeshClient
-from tests.support.server import LiveServer, configure
 from tests.support.zbus import SocketClient
+from tests.web.groups import GROUP, make_group, publish
 from tests.web.test_state import Api
 
-GROUP = "/api/topics/work/groups/g"
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True, topics=TopicDefaults(ack="written"))) as live:
-        live.call(lambda: live.server.broker.create_topic("work", principal=SERVER))
-        yield Api(live)
-
-
-def publish(api: Api, *payloads: bytes, **fields: Any) -> None:
-    events = [Event("work", payload, **fields) for payload in payloads]
-    api.live.call(lambda: publish_events(api.live.server.broker, events))
-
-
-def make_group(api: Api, name: str = "g", **settings: Any) -> None:
-    body = {"topic": "work", "name": name, "settings": {"ack": "explicit"} | settings, "start": {"at": "beginning"}}
-    assert api("POST", "/api/groups", json.dumps(body).encode())[0] == 201
+pytestmark = pytest.mark.usefixtures("work")
 
 
 def shown(api: Api) -> Any:

@@ -3,7 +3,6 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,6 @@ import pytest
 from babelbus.web import requests
 from tests.support.server import LiveServer, configure
 from tests.web.test_state import Answer, Api
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True)) as live:
-        yield Api(live)
 
 
 class Asked:

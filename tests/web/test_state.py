@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -78,12 +77,6 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         self.response.close()
         self.connection.close()
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True)) as live:
-        yield Api(live)
 
 
 def metric(api: Api, name: str) -> float:

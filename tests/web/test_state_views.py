@@ -1,24 +1,15 @@
 """The parts of the state that pages show, over the administration endpoint of a whole server."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
 from babelbus.web import state_views
-from tests.support.server import LiveServer, configure
 from tests.web.test_state import Api
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with LiveServer(configure(tmp_path, admin=True)) as live:
-        yield Api(live)
 
 
 def put(api: Api, **values: Any) -> None:
