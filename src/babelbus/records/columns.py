@@ -204,11 +204,12 @@ def decode_chunk(data: Buffer, *, verified: bool = False) -> Columns:
     return decode_columns(data, positions)
 
 
-def iterate(columns: Columns) -> Iterator[Record]:
-    """Yield the records of a chunk in order, without the bus's own headers; about 1 us each."""
-    data = columns.data
-    make = Record
-    rows = zip(
+def iterate_rows(columns: Columns) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+    """Yield the offset, timestamp, payload's and headers' position, key length, attributes and headers of each record.
+
+    The key ends 4 bytes in front of the payload; of the headers it is the number.
+    """
+    return zip(
         columns.offsets.tolist(),
         columns.timestamps.tolist(),
         columns.payload_positions.tolist(),
@@ -218,7 +219,13 @@ def iterate(columns: Columns) -> Iterator[Record]:
         columns.headers_counts.tolist(),
         strict=True,
     )
-    for offset, timestamp, start, stop, key_length, attributes, count in rows:
+
+
+def iterate(columns: Columns) -> Iterator[Record]:
+    """Yield the records of a chunk in order, without the bus's own headers; about 1 us each."""
+    data = columns.data
+    make = Record
+    for offset, timestamp, start, stop, key_length, attributes, count in iterate_rows(columns):
         key = bytes(data[start - 4 - key_length : start - 4]) if key_length >= 0 else None
         headers = public_headers(decode_headers(data, stop + 1, count)) if count else ()
         payload = None if attributes & TOMBSTONE else bytes(data[start:stop])

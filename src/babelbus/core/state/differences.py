@@ -12,7 +12,7 @@ import msgspec
 
 from babelbus.core.state.log import READ_BYTES, TESTAMENT_MARK, VERSION_HEADER
 from babelbus.errors import BabelbusError
-from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk, iterate_rows
 from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, decode_headers
 from babelbus.storage.contract import PartitionLog
@@ -145,16 +145,7 @@ def _traces(log: PartitionLog, offset: int, end: int) -> Iterator[tuple[str, Tra
 
 def _traces_of(columns: Columns) -> Iterator[tuple[str, Trace]]:
     data = bytes(columns.data)
-    rows = zip(
-        columns.offsets.tolist(),
-        columns.payload_positions.tolist(),
-        columns.headers_positions.tolist(),
-        columns.key_lengths.tolist(),
-        columns.attributes.tolist(),
-        columns.headers_counts.tolist(),
-        strict=True,
-    )
-    for offset, start, stop, key_length, attributes, count in rows:
+    for offset, _, start, stop, key_length, attributes, count in iterate_rows(columns):
         raw = data[start - 4 - key_length : start - 4]
         if key_length < 0 or raw[:1] == TESTAMENT_MARK:
             continue

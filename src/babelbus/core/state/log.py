@@ -23,7 +23,7 @@ from babelbus.core.receipt import Receipt, settled
 from babelbus.core.state.reunion import tail_of
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
-from babelbus.records.columns import Columns, decode_chunk
+from babelbus.records.columns import Columns, decode_chunk, iterate_rows
 from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.format import (
     TOMBSTONE,
@@ -408,15 +408,7 @@ def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callab
 
 def _apply(columns: Columns, loaded: Loaded, wanted: Callable[[str], bool] | None) -> None:
     data, values = bytes(columns.data), loaded.values
-    rows = zip(
-        columns.payload_positions.tolist(),
-        columns.headers_positions.tolist(),
-        columns.key_lengths.tolist(),
-        columns.attributes.tolist(),
-        columns.headers_counts.tolist(),
-        strict=True,
-    )
-    for start, stop, key_length, attributes, count in rows:
+    for _, _, start, stop, key_length, attributes, count in iterate_rows(columns):
         if key_length < 0:
             continue
         raw = data[start - 4 - key_length : start - 4]
