@@ -240,7 +240,9 @@ class _Webhook:
         chosen = url or urls[self._next % len(urls)]
         fields, form = push
         is_granted = partial(self._is_granted, is_live=is_live)
-        call = self._owner.call("POST", chosen, [*self._owner.head(self._code), *fields.items()], form, is_granted)
+        call = self._owner.calls.call(
+            "POST", chosen, [*self._owner.head(self._code), *fields.items()], form, is_granted
+        )
 
         def answered(call: Promise) -> None:
             assert isinstance(call, Call)
@@ -294,7 +296,7 @@ class Webhooks:
         self.hub = hub
         self.cluster = cluster
         """Headers that name the server (4.3, 5.1)."""
-        self._calls = calls
+        self.calls = calls
         self._note = note
         self._webhooks: dict[tuple[str, str, str], _Webhook] = {}
         """By group, topic and principal."""
@@ -353,7 +355,7 @@ class Webhooks:
             await self.hub.ensure_place(item, entry.group, principal)
         if self.hub.settings.webhook_consent and entries:
             origin = self.cluster["webhook-request-origin"]
-            call = self.call("OPTIONS", entries[0].url, [("webhook-request-origin", origin)])
+            call = self.calls.call("OPTIONS", entries[0].url, [("webhook-request-origin", origin)])
             await settled(call)
             if isinstance(call.error, TargetRefusedError):
                 raise call.error
@@ -419,7 +421,7 @@ class Webhooks:
         for webhook in self._webhooks.values():
             if webhook.access_changed():
                 self._update(webhook)
-        self._calls.access_changed()
+        self.calls.access_changed()
 
     def _update(self, webhook: _Webhook) -> None:
         try:
@@ -456,17 +458,6 @@ class Webhooks:
         return [("content-type", "application/x-www-form-urlencoded; charset=UTF-8"), ("code", code),
                 ("language", "PYTHON"), ("version", "1.0"), *self.cluster.items()]  # fmt: skip
 
-    def call(
-        self,
-        method: str,
-        url: str,
-        headers: Sequence[tuple[str, str]],
-        body: bytes = b"",
-        is_granted: Callable[[], bool] = lambda: True,
-    ) -> Call:
-        """Call a webhook, when its turn comes and if the call is granted then."""
-        return self._calls.call(method, url, headers, body, is_granted)
-
     def acknowledge(self, member: Member, delivery: Delivery) -> None:
         """Acknowledge a delivery, together with what else this turn brings."""
         if not self._done:
@@ -493,7 +484,7 @@ class Webhooks:
 
     def tick(self) -> None:
         """Remove webhooks whose clients have stopped to send heartbeats; called about once a second."""
-        self._calls.tick()
+        self.calls.tick()
         oldest = self.hub.clock.monotonic() - EXPIRE_SECONDS
         silent = [key for key, heard in self._heard.items() if heard < oldest]
         for group, topic, principal, url in silent:
@@ -509,4 +500,4 @@ class Webhooks:
         for webhook in self._webhooks.values():
             if webhook.member is not None:
                 webhook.member.leave()
-        self._calls.close()
+        self.calls.close()
