@@ -1,6 +1,7 @@
 """The state below a root, as an operator with this root reads and changes it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,16 +22,8 @@ class RootedStateEditor(StateEditor):
     Each method translates once: a method of the base class that calls another public one would translate twice.
     """
 
-    def __init__(
-        self,
-        root: Root,
-        state: State | GuardedState,
-        history: History | GuardedHistory,
-        clock: Clock,
-        source: str,
-        read_value: Callable[[bytes], bytes],
-    ) -> None:
-        super().__init__(state, history, clock, source, read_value)
+    def __init__(self, root: Root, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._root = root
 
     def _shown_nodes(self, nodes: Nodes, *, are_keys: bool = False) -> Nodes:
