@@ -756,7 +756,7 @@ def calls_under_way(house: House) -> bool:
     webhooks = house.server.services["eventmesh"].webhooks  # type: ignore[attr-defined]
     return any(
         pool.waiting or pool.opening or any(connection.call is not None for connection in pool.connections)
-        for pool in webhooks._calls._pools.values()
+        for pool in webhooks.calls._pools.values()
     )
 
 

@@ -33,6 +33,7 @@ from tests.access.drivers import ZbusSocket as ZbusDriver
 from tests.access.house import END, House
 from tests.protocols.eventmesh.test_http import Hook, _Handler
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.passage import Passage
 from tests.support.server import connections_of
 from tests.support.zbus import HttpClient, request_of
 
@@ -42,50 +43,33 @@ EVENTS_MAX = 2_000
 MARKER = re.compile(rb"event-(\d{6})")
 
 
-class Valve:
+class Valve(Passage):
     """A way to a listener that stops to read from the server while it is shut; `passed` are the bytes that came."""
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = host, int(port)
         self._open = threading.Event()
         self._open.set()
         self.passed = bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        self._ends: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        super().__init__(address)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.socket()
-                server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                server.connect(self._target)
-                self._ends += (client, server)
-                for one, other, is_answer in ((client, server, False), (server, client, True)):
-                    thread = threading.Thread(target=self._pump, args=(one, other, is_answer), daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
+    def connect(self) -> socket.socket:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        server.connect(self.target)
+        return server
 
-    def _pump(self, one: socket.socket, other: socket.socket, is_answer: bool) -> None:
-        with suppress(OSError):
-            while True:
-                if is_answer:
-                    self._open.wait()
-                data = one.recv(65536)
-                if not data:
-                    break
-                if is_answer:
-                    self.passed += data
-                    with suppress(OSError):  # what comes for a client that has gone counts, too
-                        other.sendall(data)
-                else:
-                    other.sendall(data)
-        with suppress(OSError):
-            other.shutdown(socket.SHUT_WR)
+    def receive(self, source: socket.socket, is_answer: bool) -> bytes:
+        if is_answer:
+            self._open.wait()
+        return super().receive(source, is_answer)
+
+    def send(self, target: socket.socket, data: bytes, is_answer: bool) -> None:
+        if not is_answer:
+            super().send(target, data, is_answer)
+            return
+        self.passed += data
+        with suppress(OSError):  # what comes for a client that has gone counts, too
+            super().send(target, data, is_answer)
 
     def shut(self) -> None:
         """Read nothing more from the server."""
@@ -95,24 +79,14 @@ class Valve:
         """Read on."""
         self._open.set()
 
-    def __enter__(self) -> "Valve":
-        return self
-
     def drain(self) -> bytes:
         """Return all that came, when the clients have gone."""
-        for thread in self._threads[1:]:
-            thread.join(SAFETY_NET_SECONDS)
+        self.wait()
         return bytes(self.passed)
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.open()
-        for end in (self._listener, *self._ends):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(SAFETY_NET_SECONDS)
-        for end in (self._listener, *self._ends):
-            end.close()
+        super().close()
 
 
 class Zbus(ZbusDriver):
@@ -274,7 +248,7 @@ def test_calls_that_wait_for_a_slow_webhook_are_not_made_when_its_right_is_taken
     with hook, MeshHttp(house, house.alice) as client:
         client._hook = hook
         assert client._listen("walk/a", "BROADCASTING")
-        pools = house.server.services["eventmesh"].webhooks._calls._pools  # type: ignore[attr-defined]
+        pools = house.server.services["eventmesh"].webhooks.calls._pools  # type: ignore[attr-defined]
         for number in range(CONNECTIONS_MAX + 5):
             flood(house, number, "walk/a")
         (pool,) = pools.values()

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.protocols.eventmesh.test_grpc import Legacy
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.eventmesh import AGENT, MeshClient
+from tests.support.passage import Passage
 from tests.support.signing import sign_frame, sign_request
 from tests.support.zbus import HttpClient, SocketClient
 
@@ -38,48 +38,21 @@ STRANGER = 12_345
 """A user whom no principal is."""
 
 
-class Tap:
-    """A way to a listener that records what the client sends; `with` ends it."""
+class Tap(Passage):
+    """A way to a listener that records what the client sends; `with` ends when its connections have ended."""
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.target = host, int(port)
         self.recorded = bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        self._ends: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        super().__init__(address)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            client, _ = self._listener.accept()
-            server = socket.create_connection(self.target)
-            self._ends += (client, server)
-            for one, other, is_recorded in ((client, server, True), (server, client, False)):
-                thread = threading.Thread(target=self._pump, args=(one, other, is_recorded), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _pump(self, one: socket.socket, other: socket.socket, is_recorded: bool) -> None:
-        with suppress(OSError):
-            while data := one.recv(65536):
-                if is_recorded:
-                    self.recorded += data
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-
-    def __enter__(self) -> "Tap":
-        return self
+    def send(self, target: socket.socket, data: bytes, is_answer: bool) -> None:
+        if not is_answer:
+            self.recorded += data
+        super().send(target, data, is_answer)
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in list(self._threads):
-            thread.join(SAFETY_NET_SECONDS)
-        for end in self._ends:
-            end.close()
+        self.wait()
+        self.close()
 
     def send_again(self) -> None:
         """Send what was recorded over a new connection, and wait until the server has closed the connection."""

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tests.support.passage import Passage
 
 
 class NatsMissingError(Exception):
@@ -133,50 +134,19 @@ async def _wait_for_leader(url: str) -> None:
         return
 
 
-class Relay:
+class Relay(Passage):
     """A way to a server that can lose what goes in one direction, and break."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self.url = f"nats://127.0.0.1:{self.port}"
-        self._sockets: list[socket.socket] = []
         self.loses_requests = self.loses_replies = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(f"127.0.0.1:{port}")
+        self.url = f"nats://{self.address}"
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            self._sockets += [near, far]
-            for source, target, attribute in ((near, far, "loses_requests"), (far, near, "loses_replies")):
-                threading.Thread(target=self._pump, args=(source, target, attribute), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket, attribute: str) -> None:
-        try:
-            while data := source.recv(2**16):
-                if not getattr(self, attribute):
-                    target.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for end in (source, target):
-                end.close()
+    def send(self, target: socket.socket, data: bytes, is_answer: bool) -> None:
+        if not (self.loses_replies if is_answer else self.loses_requests):
+            super().send(target, data, is_answer)
 
     def cut(self) -> None:
         """Break all connections; new ones lose nothing."""
         self.loses_requests = self.loses_replies = False
-        sockets, self._sockets = self._sockets, []
-        for end in sockets:
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        self._listener.close()
-        self.cut()
+        super().cut()
