@@ -182,7 +182,7 @@ async def test_a_key_that_the_provider_removed_proves_nothing_after_the_next_fet
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for is in the code under test
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 @in_loop

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from tests.support.passage import Passage
 
@@ -54,17 +55,18 @@ class NatsServer:
             )
 
     def start(self) -> None:
-        with open(os.path.join(self.folder, f"{self.name}.log"), "ab") as log:
-            self._process = subprocess.Popen([_binary(), "-c", self._config], stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        self._process = subprocess.Popen([_binary(), "-c", self._config], stderr=subprocess.PIPE)
+        ready = threading.Event()
+        threading.Thread(target=self._write_log, args=(self._process.stderr, ready), daemon=True).start()
+        if not ready.wait(30):
+            raise TimeoutError(f"the server of NATS does not start: {self.folder}/{self.name}.log")
+
+    def _write_log(self, lines: IO[bytes], ready: threading.Event) -> None:
+        with lines, open(os.path.join(self.folder, f"{self.name}.log"), "ab", buffering=0) as log:
+            for line in lines:
+                log.write(line)
+                if b"Server is ready" in line:
+                    ready.set()
 
     def signal(self, number: int) -> None:
         assert self._process is not None
