@@ -4,12 +4,12 @@ import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./v
 import { ApiError, events, get, post, serverIsAway } from "./api.js"
 import { Button, Busy, Icon, Notice, Toasts, messageOf } from "./ui/basics.js"
 import { Dialog } from "./ui/dialogs.js"
-import { Session, forgetRights } from "./ui/hooks.js"
+import { Session, forgetRights, usePoll } from "./ui/hooks.js"
 import { pref, setPref, usePref } from "./ui/prefs.js"
 import { Route, go, link, match, useFragment } from "./ui/route.js"
 import { PAGES } from "./pages.js"
 
-const RETRY_MS = 2_000
+const RETRY_SECONDS = 2
 const THEMES = { auto: "light", light: "dark", dark: "auto" }
 const THEME_ICONS = { auto: "auto", light: "sun", dark: "moon" }
 const KEYS = [
@@ -40,10 +40,14 @@ function find(path) {
   return null
 }
 
-/** Return the session: undefined while it is asked for, null when there is none, and a function that asks again. */
+/** Return the session, the failure to find it, a function that asks again, and whether the session ended by itself.
+ *
+ * The session is undefined while it is asked for, and null when there is none.
+ */
 function useSessionState() {
   const [session, setSession] = useState(undefined)
   const [error, setError] = useState(null)
+  const [ended, setEnded] = useState(false)
   const timer = useRef(0)
   const ask = async () => {
     clearTimeout(timer.current)
@@ -52,23 +56,29 @@ function useSessionState() {
       forgetRights()
       setSession(found)
       setError(null)
+      setEnded(false)
     } catch (failure) {
       if (failure.status === 401) {
         setSession(null)
         setError(null)
+        setEnded(false)
         return
       }
       setError(failure)
-      if (failure.isAway) timer.current = setTimeout(ask, RETRY_MS)
+      if (failure.isAway) timer.current = setTimeout(ask, RETRY_SECONDS * 1000)
     }
   }
   useEffect(() => {
     ask()
-    const end = () => setSession((old) => (old === undefined ? old : null))
+    const end = () => setSession((old) => {
+      if (!old) return old
+      setEnded(true)
+      return null
+    })
     events.addEventListener("unauthorized", end)
     return () => events.removeEventListener("unauthorized", end)
   }, [])
-  return [session, error, ask]
+  return [session, error, ask, ended]
 }
 
 function useAway() {
@@ -82,6 +92,8 @@ function useAway() {
       events.removeEventListener("back", update)
     }
   }, [])
+  // The page may ask for nothing by itself: the shell finds out that the server is back.
+  usePoll((signal) => away && get("/api/console/session", {}, { signal }), away ? RETRY_SECONDS : 0, [away])
   return away
 }
 
@@ -168,19 +180,28 @@ function Guarded({ Page, params, query }) {
     ${messageOf(error)}</${Notice}>`
 }
 
+/** Do something again and again while it fails; `state` is a new object after each time. */
+function useRetry(again, state) {
+  useEffect(() => {
+    const timer = state.error && setTimeout(again, RETRY_SECONDS * 1000)
+    return () => clearTimeout(timer)
+  }, [state])
+}
+
 function Outlet({ found, query, path }) {
   const [state, setState] = useState({ name: null, Page: null, error: null })
   const name = found?.page.name
   const wanted = useRef(null)
   wanted.current = name
   // Pages may come in another order than they were asked for: the last one counts.
-  const fetchPage = () => load(found.page).then(
+  const fetchPage = () => found && load(found.page).then(
     ({ Page }) => wanted.current === name && setState({ name, Page, error: null }),
     (error) => wanted.current === name && setState({ name, Page: null, error }),
   )
   useEffect(() => {
-    if (found) fetchPage()
+    fetchPage()
   }, [name])
+  useRetry(fetchPage, state)
   if (!found) {
     return html`<h1 tabIndex="-1">No such page</h1><${Notice} kind="warning">There is no page at <code>${path}</code>.
       <a href="#/">Go to the overview.</a></${Notice}>`
@@ -243,13 +264,14 @@ function Shell({ session, onLogout }) {
 }
 
 /** The log-in page, which a browser with a session does not load. */
-function LogIn({ onDone }) {
+function LogIn({ onDone, ended }) {
   const [state, setState] = useState({})
   const fetchPage = () => import("./login.js").then(({ Login }) => setState({ Login }), (error) => setState({ error }))
   useEffect(() => {
     fetchPage()
   }, [])
-  if (state.Login) return html`<${state.Login} onDone=${onDone} />`
+  useRetry(fetchPage, state)
+  if (state.Login) return html`<${state.Login} onDone=${onDone} ended=${ended} />`
   return html`<main class="alone">${state.error
     ? html`<${Notice} kind="error" title="The log-in could not be loaded." actions=${html`<${Button} small onClick=${fetchPage}>Try again</${Button}>`}>
       ${messageOf(state.error)}</${Notice}>`
@@ -257,7 +279,7 @@ function LogIn({ onDone }) {
 }
 
 function App() {
-  const [session, error, ask] = useSessionState()
+  const [session, error, ask, ended] = useSessionState()
   const logout = async () => {
     try {
       await post("/api/console/logout")
@@ -268,7 +290,7 @@ function App() {
   }
   let page
   if (session) page = html`<${Shell} session=${session} onLogout=${logout} />`
-  else if (session === null) page = html`<${LogIn} onDone=${ask} />`
+  else if (session === null) page = html`<${LogIn} onDone=${ask} ended=${ended} />`
   else if (error) {
     page = html`<main class="alone"><h1>Babelbus</h1><${Notice} kind="warning" title=${error.isAway ? "The server does not answer." : "The console cannot start."}
       actions=${html`<${Button} small onClick=${ask}>Try again</${Button}>`}>${error.isAway ? "The console goes on by itself when it is back." : messageOf(error)}</${Notice}></main>`

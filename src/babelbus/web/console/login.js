@@ -11,8 +11,8 @@ const WAYS = [
   { name: "password", title: "User and password" },
 ]
 
-/** The log-in page; `onDone` is called when there is a session. */
-export function Login({ onDone }) {
+/** The log-in page; `onDone` is called when there is a session, `ended` says that there was one. */
+export function Login({ onDone, ended }) {
   const { path, query } = useFragment()
   const [way, setWay] = useState("token")
   const [error, setError] = useState(null)
@@ -42,6 +42,7 @@ export function Login({ onDone }) {
   return html`<main class="alone" id="main">
     <div class="login-card">
       <h1><img src="/console/icon.svg" alt="" width="32" height="32" /> Babelbus</h1>
+      ${ended && !error && html`<${Notice} kind="warning" title="The log-in has ended.">Log in again to go on where you were.</${Notice}>`}
       ${error && html`<${Notice} kind="error">${messageOf(error)}</${Notice}>`}
       <${Tabs} label="How to log in" tabs=${WAYS} value=${way} onChange=${setWay} />
       <${Form} key=${way} submit="Log in" onSubmit=${send}>

@@ -1,7 +1,7 @@
 // The records of a topic: by offset, by time, live, or those that match a filter.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js"
-import { get, lines, path } from "../api.js"
+import { events, get, lines, path } from "../api.js"
 import {
   Badge, Button, Bytes, Empty, Failure, Field, Heading, Icon, Loaded, Notice, Num, Panel, Search, Table, Time, link,
   useMay, usePoll, useQuery,
@@ -13,6 +13,7 @@ import { keyText, originText, previewOf, short } from "./browse/shown.js"
 
 const COUNT = 50
 const LIVE_ROWS = 200
+const AGAIN_MS = 2_000
 const TOPICS = 50
 
 /** Return the place of a record as the page writes it: partition and offset. */
@@ -130,10 +131,16 @@ function Live({ topic, partition, open, chosen, hasPartitions }) {
   const held = useRef(false)
   held.current = paused
   const [turn, setTurn] = useState(0)
+  const again = () => {
+    setState((old) => ({ ...old, error: null, end: "" }))
+    setTurn((old) => old + 1)
+  }
   useEffect(() => {
     const stop = new AbortController()
     let waiting = []
     let timer = 0
+    let later = 0
+    let hasEnd = false // an answer that ends without a word is asked for again
     const draw = () => {
       timer = 0
       const batch = waiting
@@ -147,22 +154,27 @@ function Live({ topic, partition, open, chosen, hasPartitions }) {
       })
     }
     const take = (line) => {
+      hasEnd ||= line.end !== undefined
       waiting.push(line)
       timer ||= setTimeout(draw, 200)
     }
     lines(path`/api/topics/${topic}/follow`, { partition }, take, stop.signal).then(
-      () => setState((old) => ({ ...old, end: old.end || "The server has ended the answer." })),
+      () => {
+        if (!hasEnd) later = setTimeout(again, AGAIN_MS)
+      },
       (error) => stop.signal.aborted || setState((old) => ({ ...old, error })),
     )
     return () => {
       stop.abort()
       clearTimeout(timer)
+      clearTimeout(later)
     }
   }, [topic, partition, turn])
-  const again = () => {
-    setState((old) => ({ ...old, error: null, end: "" }))
-    setTurn(turn + 1)
-  }
+  useEffect(() => {
+    if (!state.error?.isAway) return undefined
+    events.addEventListener("back", again)
+    return () => events.removeEventListener("back", again)
+  }, [state.error])
   return html`<div class="stack">
     <div class="toolbar">
       <${Button} small icon=${paused ? "play" : "pause"} onClick=${() => setPaused(!paused)}>${paused ? "Go on" : "Pause"}</${Button}>
@@ -222,7 +234,8 @@ function TopicPage({ topic }) {
         : query.filter ? html`<${Found} key=${[query.filter, query.partition, query.offset, query.time].join("\n")} ...${shared} />`
         : html`<${Stored} ...${shared} setQuery=${setQuery} turn=${turn} />`}`}
     ${query.open && html`<${RecordDialog} topic=${topic} place=${query.open} onClose=${() => setQuery({ open: null })}
-      onMove=${(place) => setQuery({ open: place })} mayPublish=${mayPublish !== false} onDialog=${setDialog} />`}
+      onMove=${(place) => setQuery({ open: place })}
+      onNearest=${(start) => setQuery({ open: null, before: null, time: null, order: null, filter: null, ...start })} mayPublish=${mayPublish !== false} onDialog=${setDialog} />`}
     ${dialog?.kind === "publish" && html`<${PublishDialog} topic=${topic} partitions=${partitions} record=${dialog.record} onClose=${close} />`}
     ${dialog?.kind === "copy" && html`<${CopyDialog} topic=${topic} partitions=${partitions} record=${dialog.record} query=${query} onClose=${close} />`}
     ${dialog?.kind === "export" && html`<${ExportDialog} topic=${topic} partitions=${partitions} query=${query} onClose=${close} />`}`

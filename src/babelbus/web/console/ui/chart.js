@@ -10,6 +10,7 @@ import { usePref } from "./prefs.js"
 
 const HEIGHT = 180
 const ROWS = 60
+const RETRY_MS = 2_000
 const COLOURS = 8
 const FORMATS = {
   bytes: bytesText,
@@ -29,7 +30,10 @@ let library = null
 
 /** Load uPlot when the first chart is shown, not before. */
 function load() {
-  library ??= import("../vendor/uplot.js").then((module) => module.default)
+  library ??= import("../vendor/uplot.js").then((module) => module.default, (error) => {
+    library = null // it is asked for again
+    throw error
+  })
   return library
 }
 
@@ -186,16 +190,21 @@ function Lines({ title, series, end_ms, step_s, unit, height, resets_ms }) {
         ...chart.series.slice(1).map((one, number) => `${one.label} ${formatOf(unit)(chart.data[number + 1][at] ?? null)}`)].join(" · ")
       if (tip.current) tip.current.textContent = text
     }
-    load().then((uPlot) => {
+    let timer = 0
+    const begin = () => load().then((uPlot) => {
       if (gone) return
       const settings = options(uPlot, element, { series, unit, height, zone, resets })
       settings.hooks.setCursor = [show]
       plot.current = new uPlot(settings, newest.current, element)
+    }, () => {
+      timer = setTimeout(begin, RETRY_MS)
     })
+    begin()
     const observer = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(element.clientWidth, 120), height }))
     observer.observe(element)
     return () => {
       gone = true
+      clearTimeout(timer)
       observer.disconnect()
       plot.current?.destroy()
       plot.current = null

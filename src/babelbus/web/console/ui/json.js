@@ -34,7 +34,7 @@ function Folded({ value, depth, open }) {
   if (size === 0) return html`<span>${before}${after}</span>`
   if (depth >= DEPTH_MAX) return html`<span class="muted">${before} deeper than ${DEPTH_MAX} levels ${after}</span>`
   const toggle = html`<button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>
-    ${before}${!isOpen && html`<span class="muted"> ${numText(size)} ${isList ? "items" : "fields"} </span>${after}`}</button>`
+    ${before}${!isOpen && html`<span class="muted"> ${numText(size)} ${isList ? "item" : "field"}${size > 1 && "s"} </span>${after}`}</button>`
   if (!isOpen) return toggle
   const entries = isList ? value.slice(0, count).map((one, number) => [number, one]) : Object.entries(value).slice(0, count)
   return html`<span>${toggle}<ul>

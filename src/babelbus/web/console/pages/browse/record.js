@@ -17,7 +17,7 @@ const WHAT = {
 const BIG_NUMBER = /\d{16,}/
 
 /** A record in a dialog; `place` is partition:offset. */
-export function RecordDialog({ topic, place, onClose, onMove, mayPublish, onDialog }) {
+export function RecordDialog({ topic, place, onClose, onMove, onNearest, mayPublish, onDialog }) {
   const [partition, offset] = place.split(":").map(Number)
   const isPlace = Number.isSafeInteger(partition) && Number.isSafeInteger(offset) && offset >= 0
   const poll = usePoll((signal) => get(path`/api/topics/${topic}/records/${partition}/${offset}`, {}, { signal }), 0, [topic, place])
@@ -34,6 +34,8 @@ export function RecordDialog({ topic, place, onClose, onMove, mayPublish, onDial
       <${Button} icon="add" disabled=${!mayPublish || record.clipped || record.headers_bytes > 0}
         title=${record.clipped ? "The record is larger than a page can hold: copy it to its own topic instead." : undefined}
         onClick=${() => onDialog({ kind: "publish", record })}>Publish again …</${Button}>`}
+    ${isPlace && !record && poll.error?.status === 404 && html`
+      <${Button} onClick=${() => onNearest({ partition, offset })}>Show the nearest records</${Button}>`}
     <${Button} kind="primary" onClick=${onClose}>Close</${Button}>`
   return html`<${Dialog} wide title="Record ${place}" onClose=${onClose} actions=${actions}>
     ${isPlace ? html`<${Loaded} poll=${data ? poll : { ...poll, data: undefined }} what="The record">${({ views }) => html`<${Whole} key=${place} record=${record} views=${views} topic=${topic} />`}</${Loaded}>`
