@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.interop.console.world import World, filled, running
+from tests.interop.console.world import Cookie, World, filled
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.chromium import find_browser
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page
 
 Theme = Literal["dark", "light"]
+SETTINGS = {"storage-cleaner-interval-seconds": 0.2}
+"""No test waits for retention."""
 EXPECTED = ("Failed to load resource", "net::ERR_")
 """What Chromium itself writes about answers that are no success; the page tells them to its user."""
 
@@ -22,7 +24,15 @@ EXPECTED = ("Failed to load resource", "net::ERR_")
 class Window:
     """One browser with a log-in of its own, at one page of the console."""
 
-    def __init__(self, browser: "Browser", url: str, *, width: int = 1280, theme: Theme = "light") -> None:
+    def __init__(
+        self,
+        browser: "Browser",
+        url: str,
+        *,
+        width: int = 1280,
+        theme: Theme = "light",
+        cookie: Cookie | None = None,
+    ) -> None:
         self.url = url
         self.faults: list[str] = []
         self.outside: list[str] = []
@@ -30,6 +40,8 @@ class Window:
             viewport={"width": width, "height": 800}, color_scheme=theme, timezone_id="UTC", reduced_motion="reduce"
         )
         self.context.set_default_timeout(SAFETY_NET_SECONDS * 1000 / 2)
+        if cookie is not None:
+            self.context.add_cookies([{"name": cookie[0], "value": cookie[1], "url": url}])
         self.page: Page = self.context.new_page()
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
@@ -47,6 +59,10 @@ class Window:
     def _asked(self, url: str) -> None:
         if urlsplit(url).netloc != urlsplit(self.url).netloc and not url.startswith("blob:"):
             self.outside.append(url)
+
+    def look(self) -> None:
+        """Come back to the tab: what the page shows is asked for now, and not within some seconds."""
+        self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     def log_in(self, *, token: str | None = None, user: str = "", password: str = "") -> None:
         """Log in with a token, or with a user and a password."""
@@ -74,7 +90,7 @@ class Window:
 
     def click(self, name: str, within: "Locator | None" = None) -> None:
         """Press a button."""
-        (within or self.page).get_by_role("button", name=name).first.click()
+        (within or self.page).get_by_role("button", name=name, exact=True).first.click()
 
     @property
     def dialog(self) -> "Locator":
@@ -92,11 +108,23 @@ class Window:
         self.dialog.get_by_role("button", name=name, exact=True).click()
         self.page.wait_for_function("(count) => document.querySelectorAll('dialog[open]').length < count", arg=before)
 
+    def check(self) -> None:
+        """Check what the pages did, and forget it."""
+        faults, self.faults = self.faults, []
+        outside, self.outside = self.outside, []
+        assert (faults, outside) == ([], [])
+
+    def leave(self) -> None:
+        """Close the page for the next test, and check what the page did."""
+        if self.page.url.startswith(self.url):
+            self.page.evaluate("localStorage.clear()")
+        self.page.goto("about:blank")
+        self.check()
+
     def close(self) -> None:
         """Close the browser, and check what its pages did."""
         self.context.close()
-        assert self.faults == []
-        assert self.outside == []
+        self.check()
 
 
 @pytest.fixture(scope="package")
@@ -115,15 +143,8 @@ def chromium() -> "Iterator[Browser]":
 
 @pytest.fixture(scope="package")
 def world(chromium: "Browser") -> Iterator[World]:
-    """The filled server that tests read from; who changes something changes what is its own."""
-    with filled() as found:
-        yield found
-
-
-@pytest.fixture
-def empty(chromium: "Browser") -> Iterator[World]:
-    """A server of one test."""
-    with running() as found:
+    """The filled server of all tests; who changes something changes what is its own."""
+    with filled(SETTINGS) as found:
         yield found
 
 
@@ -135,17 +156,28 @@ def windows(chromium: "Browser") -> Iterator[Windows]:
     """Open windows; at the end each is checked."""
     with contextlib.ExitStack() as stack:
 
-        def make(world: World, *, logged_in: bool = True, width: int = 1280, theme: Theme = "light") -> Window:
-            window = Window(chromium, world.url, width=width, theme=theme)
+        def make(
+            world: World, *, logged_in: bool = True, width: int = 1280, theme: Theme = "light", **proof: str
+        ) -> Window:
+            """Open a window with a log-in of its own for a proof, with that of the administrator, or with none."""
+            cookie = world.log_in(**proof) if proof else world.cookie if logged_in else None
+            window = Window(chromium, world.url, width=width, theme=theme, cookie=cookie)
             stack.callback(window.close)
-            if logged_in:
-                window.log_in(token=world.token)
             return window
 
         yield make
 
 
+@pytest.fixture(scope="package")
+def shared(chromium: "Browser", world: World) -> Iterator[Window]:
+    """The window of the tests that need none of their own: what the browser has loaded, it keeps."""
+    window = Window(chromium, world.url, cookie=world.cookie)
+    yield window
+    window.close()
+
+
 @pytest.fixture
-def window(windows: Windows, world: World) -> Window:
+def window(shared: Window) -> Iterator[Window]:
     """A window of the administrator at the filled server."""
-    return windows(world)
+    yield shared
+    shared.leave()

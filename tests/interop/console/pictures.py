@@ -45,8 +45,7 @@ SETTLE_MS = 2_500
 
 def take(browser: "Browser", world: World, theme: str, width: int) -> None:
     """Take the pictures of all pages."""
-    window = Window(browser, world.url, width=width, theme="dark" if theme == "dark" else "light")
-    window.log_in(token=world.token)
+    window = Window(browser, world.url, width=width, theme="dark" if theme == "dark" else "light", cookie=world.cookie)
     window.page.set_viewport_size({"width": width, "height": WIDTHS[width]})
     session = window.context.new_cdp_session(window.page)
     for name, (fragment, text) in PAGES.items():

@@ -89,11 +89,11 @@ def test_a_record_is_published_published_again_and_copied(window: Window, world:
     assert (record["key"], record["subject"], record["payload"]) == ("k", "desk/left", '{"n": 1}')
     assert [one for one in record["headers"] if one[0] in {"trace", "empty"}] == [["trace", "abc"], ["empty", ""]]
     window.page.get_by_label("Open the record at offset 0").click()
-    window.click("Publish again", window.dialog)
+    window.click("Publish again …", window.dialog)
     window.fill("Payload", '{"n": 2}')
     window.finish("Publish")
     window.wait("Published to partition 0 at offset 1.")
-    window.click("Copy to", window.dialog)
+    window.click("Copy to …", window.dialog)
     window.fill("To the topic", "copies")
     window.finish("Copy")
     window.wait("1 record was copied to copies.")
@@ -179,7 +179,7 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def test_two_browsers_see_what_the_other_does(windows: Windows, world: World) -> None:
-    first, second = windows(world), windows(world)
+    first, second = windows(world, token=world.token), windows(world)
     first.open("/topics/orders", "Partitions")
     world.create("shared")
     first.open("/topics/shared", "Partitions")

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
-from tests.interop.console.conftest import Window, Windows
+from tests.interop.console.conftest import Window
 from tests.interop.console.world import PASSWORD, World, running
 from tests.support.eventmesh import MeshClient
 from tests.support.zbus import HttpClient
@@ -151,10 +151,19 @@ def check(window: Window) -> None:
     assert window.faults == []
 
 
+@pytest.fixture(scope="module")
+def victim(chromium: Browser, hostile: World) -> Iterator[Window]:
+    """The window of all tests here."""
+    window = Window(chromium, hostile.url, cookie=hostile.cookie)
+    yield window
+    window.close()
+
+
 @pytest.fixture
-def visitor(windows: Windows, hostile: World) -> Window:
+def visitor(victim: Window) -> Iterator[Window]:
     """A window of the administrator at the attacked server."""
-    return windows(hostile)
+    yield victim
+    victim.leave()
 
 
 PAGES = {

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from babelbus.testing import START
-from tests.interop.console.conftest import Window, Windows
+from tests.interop.console.conftest import Windows
 from tests.interop.console.world import PASSWORD, World
 
 pytestmark = pytest.mark.interop
@@ -20,7 +20,9 @@ def test_a_wrong_token_is_refused_with_a_sentence(windows: Windows, world: World
     window.wait("the token is wrong")
 
 
-def test_who_logs_in_by_token_is_the_administrator_and_leaves_nothing_behind(window: Window, world: World) -> None:
+def test_who_logs_in_by_token_is_the_administrator_and_leaves_nothing_behind(windows: Windows, world: World) -> None:
+    window = windows(world, logged_in=False)
+    window.log_in(token=world.token)
     window.wait("admin")
     stored = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href, history.state])"
     assert world.token not in str(window.page.evaluate(stored))
@@ -46,8 +48,7 @@ def test_a_principal_logs_in_with_a_password_and_sees_what_is_granted(windows: W
 def test_a_tenant_sees_its_own_names_alone(windows: Windows, world: World) -> None:
     world.create("tenants/acme/jobs")
     world.client.publish("tenants/acme/jobs", b"a job of acme")
-    window = windows(world, logged_in=False)
-    window.log_in(user="acme", password=PASSWORD)
+    window = windows(world, user="acme", password=PASSWORD)
     window.open("/browse", "jobs")
     shown = window.page.inner_text("main")
     assert not any(name in shown for name in ("tenants", "orders", "flights"))
@@ -66,11 +67,29 @@ def test_the_address_of_the_command_line_logs_in_once(windows: Windows, world: W
     second.wait("the code is wrong, old or used")
 
 
-def test_a_log_in_that_has_ended_asks_again_and_comes_back_to_the_page(window: Window, world: World) -> None:
-    window.open("/browse/orders", "customer-3")
-    window.context.clear_cookies()
-    window.click("Newest")
+@pytest.mark.parametrize("place", ["server", "browser"])
+def test_a_log_in_that_has_ended_says_so_and_comes_back_to_the_page(windows: Windows, world: World, place: str) -> None:
+    window = windows(world, token=world.token)
+    window.open("/browse/orders?open=0:7", "customer 0")
+    if place == "server":
+        ((name, value),) = ((one["name"], one["value"]) for one in window.context.cookies())
+        world.ask("POST", "/api/console/logout", cookie=f"{name}={value}")
+    else:
+        window.context.clear_cookies()
+    window.page.get_by_label("The record after").click()
+    window.wait("The log-in has ended.", "Log in again to go on where you were.")
     window.page.get_by_label("Token", exact=True).fill(world.token)
     window.click("Log in")
-    window.wait("customer-3")
-    assert "/browse/orders" in window.page.url
+    window.dialog.get_by_text("customer 1").first.wait_for()
+    assert "open=0%3A8" in window.page.url
+
+
+def test_a_page_that_asks_by_itself_notices_the_end_of_the_log_in(windows: Windows, world: World) -> None:
+    window = windows(world, token=world.token)
+    other = window.context.new_page()
+    window.open("/topics", "orders")
+    other.goto(f"{world.url}/#/topics")
+    other.get_by_role("button", name="Log out").click()
+    other.get_by_label("Token", exact=True).wait_for()
+    assert other.get_by_text("The log-in has ended.").count() == 0
+    window.wait("The log-in has ended.")

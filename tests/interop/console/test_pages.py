@@ -39,6 +39,7 @@ def test_a_page_shows_what_is_on_the_bus(window: Window, fragment: str) -> None:
 
 
 def test_every_page_of_the_navigation_is_walked(window: Window) -> None:
+    window.open("/", "Published")
     links = window.page.locator("nav a").evaluate_all("(all) => all.map((one) => one.getAttribute('href'))")
     assert {link.removeprefix("#") for link in links} <= PAGES.keys() | {"/state"}
 

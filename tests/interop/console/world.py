@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
-from babelbus.client import BlockingClient, Record
+from babelbus.client import Record
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
 from babelbus.testing import Server
@@ -20,6 +21,10 @@ from tests.support.zbus import HttpClient
 FLIGHTS = 2_000
 PASSWORD = "correct horse battery staple"
 
+T = TypeVar("T")
+Cookie = tuple[str, str]
+"""Name and value of the cookie of a log-in."""
+
 
 class World:
     """A server, its address for browsers, and the clients that stay connected to it."""
@@ -29,22 +34,47 @@ class World:
         self.stack = stack
         self.token = (server.folder / "conf" / "admin_token").read_text(encoding="ascii").strip()
         self.client = stack.enter_context(server.blocking_client())
+        self._cookie: Cookie | None = None
 
     @property
     def url(self) -> str:
         return f"http://{self.server.addresses['admin']}"
 
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request of administration with the token, and return its answer."""
+    def ask(self, method: str, path: str, body: object = None, *, cookie: str | None = None) -> Any:
+        """Send a request of administration with the token, or with the cookie of a window; return its answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data, {"Authorization": f"Bearer {self.token}"}, method=method
-        )
+        proof = {"Authorization": f"Bearer {self.token}"}
+        if cookie is not None:
+            proof = {"Cookie": cookie, "X-Babelbus-Console": "1"}
+        request = urllib.request.Request(self.url + path, data, proof, method=method)
         try:
             with urllib.request.urlopen(request, timeout=SAFETY_NET_SECONDS) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{method} {path}: {error.read().decode()}") from error
+
+    def log_in(self, **proof: str) -> Cookie:
+        """Log in, by default as the administrator."""
+        headers = {"X-Babelbus-Console": "1", "Content-Type": "application/json"}
+        body = json.dumps(proof or {"token": self.token}).encode()
+        request = urllib.request.Request(f"{self.url}/api/console/login", body, headers)
+        with urllib.request.urlopen(request, timeout=SAFETY_NET_SECONDS) as response:
+            name, _, rest = response.headers["Set-Cookie"].partition("=")
+        return name, rest.partition(";")[0]
+
+    @property
+    def cookie(self) -> Cookie:
+        """The log-in that windows of the administrator share."""
+        if self._cookie is None:
+            self._cookie = self.log_in()
+        return self._cookie
+
+    def wait(self, path: str, condition: Callable[[Any], T]) -> T:
+        """Ask for a path again and again until its answer meets a condition; return what the condition found."""
+        deadline = time.monotonic() + SAFETY_NET_SECONDS
+        while not (found := condition(self.ask("GET", path))):
+            assert time.monotonic() < deadline, f"{path} does not change"
+        return found
 
     def create(self, topic: str, **body: object) -> None:
         """Create a topic."""
@@ -59,9 +89,9 @@ def running(settings: dict[str, Any] | None = None) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def filled() -> Iterator[World]:
+def filled(settings: dict[str, Any] | None = None) -> Iterator[World]:
     """Run a server on which each page of the console has something to show."""
-    with running() as world:
+    with running(settings) as world:
         publish(world)
         speak(world)
         keep_state(world)
@@ -152,9 +182,3 @@ def tell(world: World) -> None:
     rows += [("anna", "publish", "orders/secret/#", "deny")]
     fields = ("who", "action", "pattern", "effect")
     world.ask("POST", "/api/access/rows", {"rows": [dict(zip(fields, row, strict=True)) for row in rows]})
-
-
-def take(client: BlockingClient, topic: str, group: str, count: int) -> list[Any]:
-    """Return messages of a group, which stay in flight."""
-    consumer = client.consume(topic, group, window=count)
-    return [next(consumer) for _ in range(count)]
