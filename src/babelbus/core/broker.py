@@ -80,6 +80,7 @@ class Broker(Catalog):
         default_partitions: int = 1,
         tail_cache_bytes: int = TAIL_CACHE_BYTES,
         quotas: Quotas | None = None,
+        refused_engines: Sequence[str] = (),
     ) -> None:
         quotas = quotas or Quotas(QuotaSettings(), clock, metrics)
         super().__init__(
@@ -94,6 +95,7 @@ class Broker(Catalog):
             quotas,
             on_visible=self._route,
             is_heard=lambda: not self.router.empty,
+            refused_engines=refused_engines,
         )
         self.on_sources_changed = self.access_changed
         self.router = Router(self._sources_of, quotas)

@@ -99,6 +99,7 @@ class Catalog:
         *,
         on_visible: Callable[[str, Sequence[Event]], None],
         is_heard: Callable[[], bool],
+        refused_engines: Sequence[str] = (),
     ) -> None:
         self._stores = stores
         self._catalog = cast(CatalogStore, stores["disk"])
@@ -110,6 +111,8 @@ class Catalog:
         self._default_partitions = default_partitions
         self._on_visible = on_visible
         self._is_heard = is_heard
+        self.refused_engines = refused_engines
+        """The engines that no other member of the cluster could read."""
         self._table = TopicTable()
         self._topics = Topics()
         self._notes = ThreadPoolExecutor(2, "notes")
@@ -398,7 +401,13 @@ class Catalog:
             partitions = self._default_partitions
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidSettingError(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
-        return _Kept(partitions, change_settings(self._defaults, settings), _new_id(), owner)
+        made = change_settings(self._defaults, settings)
+        if made.engine in self.refused_engines:
+            raise InvalidSettingError(
+                f"this server is in a cluster, whose other members could not read engine {made.engine}: name jetstream,"
+                " or memory for records that may be lost"
+            )
+        return _Kept(partitions, made, _new_id(), owner)
 
     async def _alter(self, name: str, changes: dict[str, Any], principal: Identity) -> Topic:
         self.check_managed(principal, name)

@@ -57,11 +57,20 @@ class Vault:
             raise CredentialError(f"the secret of {owner} was sealed for another credential: make a new one")
         return secret
 
+    def make_key(self) -> None:
+        """Create the key file, if it is missing.
+
+        Raises:
+            KeyFileError: it cannot be made.
+        """
+        if not os.path.exists(self.path):
+            key = nacl.utils.random(nacl.secret.SecretBox.KEY_SIZE)
+            make_key_file(self.path, b"%b %b\n" % (_KEYWORD, key.hex().encode()))
+
     def _open_box(self, *, make: bool) -> nacl.secret.SecretBox:
         if self._box is None:
-            if make and not os.path.exists(self.path):
-                key = nacl.utils.random(nacl.secret.SecretBox.KEY_SIZE)
-                make_key_file(self.path, b"%b %b\n" % (_KEYWORD, key.hex().encode()))
+            if make:
+                self.make_key()
             keyword, _, digits = read_key_file(self.path).strip().partition(b" ")
             try:
                 key = bytes.fromhex(digits.decode("ascii"))

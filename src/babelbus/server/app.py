@@ -11,7 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -41,7 +42,7 @@ from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
 from babelbus.server.access import AccessLists, ClientEntry, source_of
 from babelbus.server.allocator import keep_freed_memory
-from babelbus.server.identities import prepare_identities
+from babelbus.server.identities import SharedKeys, prepare_identities
 from babelbus.server.loop_watch import LoopWatch
 from babelbus.server.notify import READY, Supervisor
 from babelbus.storage.contract import Fit, PartitionLog, Store
@@ -56,6 +57,7 @@ from babelbus.web.sessions import KeptSessions
 from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
+    from babelbus.storage.jetstream import JetstreamStore, Ownership
     from babelbus.web.admin import AdminServer
     from babelbus.web.api import AdminApi
     from babelbus.web.clients import ClientLine
@@ -79,7 +81,14 @@ SWITCH_SECONDS = 0.001
 class Server:
     """One server on one data folder. `start` in an event loop, `stop` in the same; or `run` for both."""
 
-    def __init__(self, config: Config, clock: Clock | None = None, files: FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock | None = None,
+        files: FileSystem | None = None,
+        ownership: "Ownership | None" = None,
+    ) -> None:
+        """Build a server; an `ownership` has the lease of its cluster, without one `start` waits for the lease."""
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -88,8 +97,13 @@ class Server:
         self.addresses: dict[str, str] = {}
         self.started_at = self.clock.monotonic()
         self.stopping = False
-        self._files: FileSystem = files or LocalFiles()
-        self._lists = AccessLists(self._files, os.path.join(self.folder, CONF_NAME))
+        self._local: FileSystem = files or LocalFiles()
+        self._files: FileSystem = self._local
+        """The files of the data folder; in a cluster they are in NATS."""
+        self._ownership = ownership
+        self._owns_connection = ownership is None
+        self._conf = os.path.join(self.folder, CONF_NAME)
+        self._lists = AccessLists(self._files, self._conf)
         self._lists_lock = asyncio.Lock()
         self.services: dict[str, Service] = {}
         self.fingerprint = ""
@@ -116,7 +130,7 @@ class Server:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Lock the data folder, open the topics, open the listeners.
+        """Lock the data folder, wait in a cluster until no other member owns, open the topics, open the listeners.
 
         Raises:
             BabelbusError: the folder is in use, a file of it or a setting is wrong.
@@ -127,10 +141,11 @@ class Server:
         self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
         try:
             self._close_folder_to_others()
-            conf = os.path.join(self.folder, CONF_NAME)
-            self._files.make_folder(conf)
+            if self.config.cluster.enabled:
+                await _in_daemon(self._own_cluster)
+            self._files.make_folder(self._conf)
             self._lists.reload()
-            self.fingerprint = prepare_identities(conf, self._lists)
+            self.fingerprint = prepare_identities(self._conf, self._lists)
             await self._open_broker()
             await self.broker.staging.settle()
             await self._listen()
@@ -151,6 +166,31 @@ class Server:
         gc.collect()
         gc.freeze()
 
+    def _own_cluster(self) -> None:
+        """Wait until no other member owns the data of the cluster, then open its files. Blocks.
+
+        Raises:
+            BabelbusError: NATS or the streams cannot be used as they are.
+        """
+        jetstream = _import_jetstream()
+        ownership = self._ownership
+        if ownership is None:
+            ownership = jetstream.Ownership(self.config.jetstream, self._local, self.folder, self.clock)
+            self._ownership = ownership
+            ownership.connect(self.config.cluster.name or socket.gethostname())
+            jetstream.join(ownership, self._local, self.folder)  # before it waits: it may belong elsewhere
+            ownership.acquire()
+        self._files = jetstream.ReplicatedFiles(ownership, self._local, self.folder, self.clock)
+        self._lists = AccessLists(self._files, self._conf)
+        self._local.make_folder(self._conf)
+        keys = SharedKeys(self._files, self._local, self._conf)
+        prepare_identities(self._conf, self._lists, keys.keep)
+        self.proofs.vault.make_key()
+        if self.config.admin.enabled:
+            ensure_token(self.folder)
+        keys.keep_all()
+        log.info("this member owns the data of the cluster now (jetstream.prefix %s)", self.config.jetstream.prefix)
+
     def _close_folder_to_others(self) -> None:
         """Set the modes of a folder that an earlier version made: every user of the machine could read it."""
         sections = [getattr(self.config, name) for name in SERVICES]
@@ -169,6 +209,8 @@ class Server:
             segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
         )
         url = self.config.db.url or f"sqlite:///{os.path.join(self.folder, DATABASE_NAME)}"
+        in_cluster = self.config.cluster.enabled
+        own_engine: Literal["disk", "jetstream"] = "jetstream" if in_cluster else "disk"
         stores = _Stores(
             {
                 "disk": FolderStore(self._files, self.folder, self.clock),
@@ -176,7 +218,9 @@ class Server:
             },
             {
                 "db": lambda: _open_database(url, self._files, self.clock),
-                "jetstream": lambda: _open_jetstream(self.config, self._files, self.folder, self.clock),
+                "jetstream": lambda: _open_jetstream(
+                    self.config, self._files, self.folder, self.clock, self._ownership
+                ),
             },
         )
         if self.config.jetstream.servers is not None:
@@ -191,14 +235,16 @@ class Server:
             default_partitions=topics.partitions,
             tail_cache_bytes=self.config.storage.tail_cache_bytes,
             quotas=self.quotas,
+            refused_engines=("disk", "db") if in_cluster else (),
         )
         removed = set(self.broker.open().values())
-        await self._open_gate()
+        await self._open_gate(own_engine)
         state = self.config.state
         self.broker.open_state(
             self._files,
             os.path.join(self.folder, STATE_NAME),
             settings=TopicSettings(
+                engine=own_engine,
                 ack=state.ack,
                 cleanup="compact",
                 segment_bytes=self.config.storage.segment_bytes,
@@ -218,12 +264,15 @@ class Server:
         await self._write_list().wait()
         self._watch_broker()
 
-    async def _open_gate(self) -> None:
+    async def _open_gate(self, engine: Literal["disk", "jetstream"]) -> None:
         """Open the table of access, take in the lists of clients, and apply the table file of the configuration."""
         access, audit, segment_bytes = self.config.access, self.config.audit, self.config.storage.segment_bytes
         self.gate = self.broker.open_gate(
-            settings=TopicSettings(cleanup="compact", segment_bytes=min(segment_bytes, ACCESS_SEGMENT_BYTES)),
+            settings=TopicSettings(
+                engine=engine, cleanup="compact", segment_bytes=min(segment_bytes, ACCESS_SEGMENT_BYTES)
+            ),
             audit_settings=TopicSettings(
+                engine=engine,
                 ack="written",
                 retention_seconds=audit.retention_seconds,
                 retention_bytes=audit.retention_bytes,
@@ -240,7 +289,7 @@ class Server:
 
     async def _apply_table_file(self, path: str) -> None:
         """Load the table file of the configuration; a file with an error leaves the table as it was."""
-        read = partial(self._files.read_file, path)
+        read = partial(self._local.read_file, path)
         try:
             text = (await asyncio.get_running_loop().run_in_executor(None, read)).decode()
             await self.gate.apply_file(text, path, SERVER)
@@ -522,9 +571,17 @@ class Server:
             service.abort()
         await self._stop_admin()
         self.proofs.close()
+        await self._leave_cluster()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    async def _leave_cluster(self) -> None:
+        """Write no more; return the lease, when everything is stored."""
+        ownership = self._ownership
+        if ownership is not None:
+            leave = ownership.close if self._owns_connection else ownership.close_shards
+            await asyncio.get_running_loop().run_in_executor(None, leave)
 
 
 class _Stores(dict[str, Store]):
@@ -564,16 +621,27 @@ def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     return store
 
 
-def _open_jetstream(config: Config, files: FileSystem, folder: str, clock: Clock) -> Store:
-    """Connect to the cluster of NATS, and finish the removals that a crash cut short."""
+def _import_jetstream() -> ModuleType:
+    """Load the engine.
+
+    Raises:
+        ConfigError: a package that it needs is not installed.
+    """
     try:
-        from babelbus.storage.jetstream import JetstreamStore
+        from babelbus.storage import jetstream
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"engine jetstream needs the package {error.name}, which is not installed:"
             " pip install 'babelbus[jetstream]'"
         ) from error
-    store = JetstreamStore(config.jetstream, files, folder, clock)
+    return jetstream
+
+
+def _open_jetstream(
+    config: Config, files: FileSystem, folder: str, clock: Clock, ownership: "Ownership | None"
+) -> Store:
+    """Open the streams, of NATS or of an `ownership`, and finish the removals that a crash cut short."""
+    store: JetstreamStore = _import_jetstream().JetstreamStore(config.jetstream, files, folder, clock, ownership)
     for token in store.removed():
         store.erase(token)
     return store

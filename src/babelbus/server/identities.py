@@ -1,19 +1,29 @@
-"""The keys of a data folder: the server's own, and one of an administrator; both are made at the first start."""
+"""The keys of a data folder: the server's own, and one of an administrator; both are made at the first start.
+
+In a cluster the owner keeps them, the token and the key of the vault among the files of the cluster. Each member that
+comes to own them has copies in its folder, where the server and the commands on its machine read them.
+"""
 
 import logging
 import os
+from collections.abc import Callable
 
+from babelbus.identities.vault import KEY_NAME as VAULT_KEY_NAME
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.service import SERVER_KEY_NAME
 from babelbus.server.access import AccessLists, ClientEntry
+from babelbus.storage.files import FileSystem
+from babelbus.web.token import NAME as TOKEN_NAME
 
 log = logging.getLogger(__name__)
 
 ADMIN_KEY_NAME = "admin_key"
 
 
-def prepare_identities(folder: str, lists: AccessLists) -> str:
+def prepare_identities(folder: str, lists: AccessLists, keep: Callable[[str], None] = lambda name: None) -> str:
     """Return the fingerprint of the server, after making the keys that `folder` lacks.
+
+    `keep` is called with the name of each key when it is made, before anybody relies on it.
 
     Raises:
         IdentityError: a key file cannot be read or made.
@@ -23,9 +33,37 @@ def prepare_identities(folder: str, lists: AccessLists) -> str:
         admin_path = os.path.join(folder, ADMIN_KEY_NAME)
         if not os.path.exists(admin_path):
             Identity.generate().save(admin_path, name="admin")
+        keep(ADMIN_KEY_NAME)
         lists.put(ClientEntry(Identity.load(admin_path).fingerprint, "admin", admin=True))
         identity = Identity.generate()
         identity.save(key_path, name="server")  # last: this file says that the rest is done
+        keep(SERVER_KEY_NAME)
         log.info("first start: made the server certificate %s (%s) and an administrator's identity (%s)",
                     identity.fingerprint, key_path, admin_path)  # fmt: skip
     return Identity.load(key_path).fingerprint
+
+
+class SharedKeys:
+    """The key files of a cluster: among its files, and as copies in the folder of this member."""
+
+    NAMES = (ADMIN_KEY_NAME, TOKEN_NAME, VAULT_KEY_NAME, SERVER_KEY_NAME)
+
+    def __init__(self, shared: FileSystem, local: FileSystem, folder: str) -> None:
+        """Write the keys of the cluster into the folder `conf` of this member."""
+        self._shared, self._local, self._folder = shared, local, folder
+        for name in self.NAMES:
+            path = os.path.join(folder, name)
+            content = shared.read_file(path) if shared.exists(path) else None
+            if content is not None and (not local.exists(path) or local.read_file(path) != content):
+                local.replace_file(path, content)
+
+    def keep(self, name: str) -> None:
+        """Keep a key that this member has made among the files of the cluster, durably."""
+        path = os.path.join(self._folder, name)
+        if not self._shared.exists(path) and self._local.exists(path):
+            self._shared.replace_file(path, self._local.read_file(path))
+
+    def keep_all(self) -> None:
+        """Keep all keys that this member has made."""
+        for name in self.NAMES:
+            self.keep(name)

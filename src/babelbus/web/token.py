@@ -7,6 +7,8 @@ from babelbus.errors import BabelbusError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import check_key_file, make_key_file
 
+NAME = "admin_token"
+
 
 class TokenError(BabelbusError):
     """The token file cannot be read or made, or others than its owner may read it."""
@@ -14,7 +16,7 @@ class TokenError(BabelbusError):
 
 def token_path(data_folder: str) -> str:
     """Return where the token of the server with this data folder is."""
-    return os.path.join(data_folder, "conf", "admin_token")
+    return os.path.join(data_folder, "conf", NAME)
 
 
 def read_token(data_folder: str) -> str:

@@ -195,6 +195,8 @@ class Hub:
             engine = mq_type or m.MEMORY
             if engine not in ENGINES:
                 raise RequestError(m.FAILED, m.type_not_supported(engine))
+            if engine in self.broker.refused_engines:  # the durable type of a cluster
+                engine = "jetstream"
             settings: dict[str, Any] = {"engine": engine, **(RING if engine == m.MEMORY else {})}
             check_topic_name(mq)
             self._check_not_damaged(mq)

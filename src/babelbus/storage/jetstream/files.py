@@ -25,7 +25,7 @@ from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Stored
 from babelbus.storage.jetstream.content import CHUNK_BYTES, Content
 from babelbus.storage.jetstream.errors import NatsAwayError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
-from babelbus.storage.jetstream.membership import FIXED_FILES, LABEL, NOTE_NAME, config_of, join
+from babelbus.storage.jetstream.membership import FIXED_FILES, LABEL, NOTE_NAME, config_of, open_membership
 from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.shard import Message
 from babelbus.storage.jetstream.streams import NOTE_NAME as STREAMS_NAME
@@ -107,7 +107,7 @@ class ReplicatedFiles:
         self._cached_bytes = 0
         self._tombstones: list[tuple[str, int]] = []
         """Removed files whose last message is in the stream, with its sequence."""
-        member = ownership.patiently(lambda: join(ownership, local, folder, make=True))
+        member = ownership.patiently(lambda: open_membership(ownership, local, folder, make=True))
         assert member is not None
         self.installation = member.installation
         self._shard = ownership.shard(

@@ -30,7 +30,15 @@ class Membership(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-async def join(ownership: Ownership, local: FileSystem, folder: str, *, make: bool) -> Membership | None:
+def join(ownership: Ownership, local: FileSystem, folder: str) -> None:
+    """Check, without the lease, that a data folder may belong to the cluster of its prefix; wait for NATS.
+
+    Raises: as `open_membership`.
+    """
+    ownership.patiently(lambda: open_membership(ownership, local, folder, make=False))
+
+
+async def open_membership(ownership: Ownership, local: FileSystem, folder: str, *, make: bool) -> Membership | None:
     """Return the cluster of a data folder: check the stream, or make it if it never was and `make` says so.
 
     Raises:
