@@ -6,13 +6,17 @@ import logging
 import msgspec
 import pytest
 
+from babelbus.clock import ManualClock
 from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Kept
 from babelbus.core.state.tree import State, Testament
 from babelbus.errors import StorageError
+from babelbus.storage.contract import Fit
+from babelbus.storage.disk import FolderStore
+from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, Gate, disk_log, done, in_loop, read, turns
+from tests.support.bus import NOW, Bus, Gate, disk_log, done, in_loop, read, turns
 
 CHECKPOINT = "data/state/checkpoint"
 TREE = {"a/b": (b"1", 0), "versioned": (b'"two"', 2), "ü": (b"{}", 0)}
@@ -323,3 +327,30 @@ async def test_testaments_are_records_that_no_key_can_be_taken_for() -> None:
     assert (first.key, second.key) == (b"\xffx", b"\xffx")
     assert second.payload is None
     assert state._log.load().testaments == {}
+
+
+@in_loop
+async def test_a_checkpoint_of_a_member_is_not_believed_when_the_log_holds_other_records() -> None:
+    def member(logs: MemoryFiles) -> tuple[Bus, State]:
+        remote = FolderStore(logs, "logs", ManualClock(NOW), Fit(reads_wait=False))
+        bus = Bus(files, others={"jetstream": remote})
+        return bus, bus.open_state(engine="jetstream")
+
+    files, lost = FaultyFiles(), MemoryFiles()
+    bus, state = member(lost)
+    state.set("k", b"1")
+    await settle(state)
+    await bus.broker.close()
+    bus, state = member(lost)
+    assert (tree(state), state._log._bytes_since) == ({"k": (b"1", 0)}, 0)
+    await bus.broker.close()
+    kept = bytes(files.content(CHECKPOINT))
+    files.unlink(CHECKPOINT)
+    other = MemoryFiles()  # what a majority of NATS forgot, another owner wrote otherwise
+    bus, state = member(other)
+    state.set("k", b"2")
+    await settle(state)
+    await bus.die()
+    files.replace_file(CHECKPOINT, kept)
+    _, state = member(other)
+    assert tree(state) == {"k": (b"2", 0)}

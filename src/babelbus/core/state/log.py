@@ -4,7 +4,7 @@ record := key (UTF-8, or 0xFF and the owner of a testament), payload (JSON text;
 `ce_source` and, for a value with a version, `version` (decimal).
 
 The checkpoint is a memory of the log: all values as they were before one offset. When it is missing, torn or does not
-fit, the log is read from its beginning instead.
+fit, the log is read from its beginning instead. In a cluster each member has its own, of when it was the owner last.
 """
 
 import asyncio
@@ -106,6 +106,9 @@ class _Head(msgspec.Struct, frozen=True):
     format: int
     offset: int
     blocks: int
+    mark: tuple[str, int] | None = None
+    """The id of the topic and the CRC of the last record in front of the offset, if the log is in no folder: it may be
+    another one when this member is the owner again."""
 
 
 _Block = tuple[list[str], list[bytes], list[int]]
@@ -263,6 +266,8 @@ class StateLog:
             head = msgspec.msgpack.decode(next(blocks), type=_Head)
             if head.format != CHECKPOINT_FORMAT:
                 raise ValueError(f"its format is {head.format}")
+            if head.mark != self._mark(head.offset):
+                raise ValueError("it is of another log")
             loaded = Loaded({}, {}, head.offset)
             for _ in range(head.blocks):
                 keys, values, versions = msgspec.msgpack.decode(next(blocks), type=_Block)
@@ -273,10 +278,20 @@ class StateLog:
                 else:
                     loaded.values.update(zip(keys, values, strict=True))
             loaded.testaments.update(msgspec.msgpack.decode(next(blocks), type=dict[str, bytes]))
-        except (ValueError, StopIteration, msgspec.DecodeError) as error:
-            log.warning("%s: damaged or of another format, reading the log instead: %s", self._path(), error)
+        except (ValueError, StopIteration, msgspec.DecodeError, StorageError) as error:
+            log.warning(
+                "%s: damaged, of another log or of another format, reading the log instead: %s", self._path(), error
+            )
             return None
         return loaded
+
+    def _mark(self, offset: int) -> tuple[str, int] | None:
+        """Return what tells the log up to an offset from other logs; `None` if the checkpoint lies beside the log."""
+        if self._topic.settings.engine == "disk":
+            return None
+        kept = self._partition.log
+        is_there = kept.first_offset < offset <= kept.next_offset
+        return self._topic.id, zlib.crc32(kept.read(offset - 1, 1, offset).data if is_there else b"")
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -352,7 +367,7 @@ class StateLog:
     def _bodies(self, snapshot: _Snapshot) -> Iterator[bytes]:
         encode, is_transient = msgspec.msgpack.encode, self.is_transient
         blocks = range(0, len(snapshot.keys), BLOCK_KEYS)
-        yield encode(_Head(CHECKPOINT_FORMAT, snapshot.offset, len(blocks)))
+        yield encode(_Head(CHECKPOINT_FORMAT, snapshot.offset, len(blocks), self._mark(snapshot.offset)))
         for first in blocks:  # block by block: a list of a million pairs would stay in the heap
             part = slice(first, first + BLOCK_KEYS)
             pairs = zip(snapshot.keys[part], snapshot.entries[part], strict=True)
