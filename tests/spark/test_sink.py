@@ -163,7 +163,7 @@ def test_another_attempt_puts_the_rows_of_a_batch_where_the_first_one_did(
         target = Target(transaction, 5, "query", 2, attempt)
         commit(options, transaction, 5, [stage(iter(chunks), options, target)])
         found.append([[one.payload for one in stored(client, topic, number)] for number in range(3)])
-        live.call(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))
+        live.run(lambda: live.server.broker.staging.forget(f"admin/{transaction}"))
     once, twice = found
     assert all(once)
     assert twice == [[*values, *values] for values in once]

@@ -535,7 +535,7 @@ class Server:
             cleaning = asyncio.get_running_loop().create_task(self.broker.clean())  # one engine may hang in it
             self._cleanings.add(cleaning)
             cleaning.add_done_callback(self._cleaned)
-            self.broker.staging.expire()
+            await self.broker.staging.expire()
 
     def _cleaned(self, cleaning: "asyncio.Task[int]") -> None:
         self._cleanings.discard(cleaning)

@@ -335,7 +335,7 @@ async def test_somebody_elses_transaction_is_refused_and_forgetting_it_frees_the
     assert stage.staging.transaction("t").owner == "query 1"
     with pytest.raises(TransactionOwnerError):
         stage.commit(("p", 1), owner="query 2")
-    stage.staging.forget("t")
+    await stage.staging.forget("t")
     stage = await stage.restart()
     await stage.staged("p", b"b")
     await stage.committed(("p", 1), owner="query 2")
@@ -396,13 +396,13 @@ async def test_parts_that_nobody_commits_are_dropped_after_a_while_and_idle_tran
     stage.bus.clock.advance(60)
     await stage.staged("late", b"a", batch_id=1)
     stage.bus.clock.advance(60)
-    assert stage.staging.expire() == 1
+    assert await stage.staging.expire() == 1
     await stage.committed(("late", 1), batch_id=1)
     stage.bus.clock.advance(990)
-    stage.staging.expire()
+    await stage.staging.expire()
     assert stage.staging.transaction("t").last_batch_id == 1
     stage.bus.clock.advance(20)
-    stage.staging.expire()
+    await stage.staging.expire()
     assert stage.staging._transactions == {}
     assert stage.seen() == seen([b"a", b"a"])
     await stage.close()
@@ -480,7 +480,7 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_answered_with_an_error_
         stage.stage("p", b"late")
     stage.first["t", 0, "p"] = 50
     with pytest.raises(CommitPendingError):
-        stage.staging.forget("t")
+        await stage.staging.forget("t")
     with pytest.raises(DiskFullError):
         await stage.committed(("p", 50))
     stage.files.bytes_max = 2**40
@@ -654,7 +654,7 @@ async def test_a_damaged_state_refuses_its_transaction_alone_until_it_is_forgott
     with pytest.raises(TransactionDamagedError):
         stage.staging.transaction("t")
     await stage.staged("p", b"u", transaction="u")
-    stage.staging.forget("t")
+    await stage.staging.forget("t")
     assert stage.staging.transaction("t").last_batch_id == -1
     assert len(stage.part_files()) == 1
     await stage.close()

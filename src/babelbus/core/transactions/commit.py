@@ -125,7 +125,7 @@ class Committer:
                 except StorageError as error:
                     log.error("a commit cannot go on: %s", error)
 
-    async def _run(self, work: Callable[[], None]) -> None:
+    async def run(self, work: Callable[[], None]) -> None:
         """Run in the flusher's thread what must not block the event loop, behind the flushes asked for before.
 
         Raises:
@@ -205,7 +205,7 @@ class Committer:
         return None
 
     async def _save(self, one: Transaction, state: TransactionState) -> None:
-        await self._run(lambda: note(self._files, one.path).write(state))
+        await self.run(lambda: note(self._files, one.path).write(state))
         one.state = state
 
     async def _finish(self, one: Transaction, pending: Pending) -> None:
@@ -274,7 +274,7 @@ class Committer:
         for part in parts:
             left = part.records
             with closing(PartReader(self._files, part.path)) as reader:
-                if reader.next_body() is None:
+                if await self._loop.run_in_executor(None, reader.next_body) is None:
                     raise StorageError(f"{part.path}: its head is damaged; its batch cannot be committed")
                 while left > 0:
                     entry = await self._loop.run_in_executor(None, reader.next_entry)
@@ -371,7 +371,7 @@ class Committer:
                 tasks.append(one.task)
         if tasks:
             await asyncio.wait(tasks)
-        await self._run(lambda: None)  # behind every flush of a part that was asked for
+        await self.run(lambda: None)  # behind every flush of a part that was asked for
         for one in self._under_way.values():
             _answer(one, TopicClosedError("the server stops; the commit goes on at the next start"))
 

@@ -18,6 +18,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from babelbus.arrays import np
@@ -375,7 +376,7 @@ class Staging:
         self._forget_empty(one)
         return len(found)
 
-    def forget(self, transaction_id: str) -> None:
+    async def forget(self, transaction_id: str) -> None:
         """Remove a transaction: its parts, and which batch was its last. Committed records stay in the log.
 
         Raises:
@@ -384,21 +385,34 @@ class Staging:
         """
         self._check(transaction_id)
         token = token_of(transaction_id)
-        one = self._transactions.get(transaction_id)
+        one, damaged = self._transactions.get(transaction_id), self._damaged.get(token)
         if one is not None:
             if one.state.pending is not None:
                 raise CommitPendingError(f"a commit of {transaction_id!r} is under way")
             self._parts.remove(self._parts.of(transaction_id))
         try:
-            for name in self._files.list_folder(self._folder):
-                if name.startswith(f"{token}-"):  # of a damaged transaction's parts nothing is known
-                    self._files.unlink(f"{self._folder}/{name}")
-            self._files.unlink(f"{self._folder}/{token}{STATE_SUFFIX}")
+            # Of a damaged transaction's parts nothing is known.
+            names = [name for name in self._files.list_folder(self._folder) if name.startswith(f"{token}-")]
+            self._transactions.pop(transaction_id, None)
+            self._damaged.pop(token, None)
+            await self._committer.run(partial(self._unlink, [*names, f"{token}{STATE_SUFFIX}"]))
+        except (OSError, StorageError) as error:
+            if one is not None:
+                self._transactions.setdefault(transaction_id, one)
+            if damaged is not None:
+                self._damaged[token] = damaged
+            if isinstance(error, OSError):
+                raise disk_error(error, f"listing {self._folder}") from error
+            raise
+
+    def _unlink(self, names: Sequence[str]) -> None:
+        """Remove files, durably; in the flusher's thread, in front of what is written under their names later."""
+        try:
+            for name in names:
+                self._files.unlink(f"{self._folder}/{name}")
             self._files.flush_folder(self._folder)
         except OSError as error:
             raise disk_error(error, f"forgetting a transaction in {self._folder}") from error
-        self._transactions.pop(transaction_id, None)
-        self._damaged.pop(token, None)
 
     def _forget_empty(self, one: Transaction) -> None:
         """Remove a transaction without records and without a committed batch."""
@@ -406,7 +420,7 @@ class Staging:
         if state.last is None and state.pending is None and not self._parts.of(state.transaction_id):
             self._transactions.pop(state.transaction_id, None)
 
-    def expire(self) -> int:
+    async def expire(self) -> int:
         """Drop parts that nobody commits, and forget transactions that nobody uses; return how many parts were dropped.
 
         Called now and then, as retention is.
@@ -424,7 +438,7 @@ class Staging:
             idle = len(late) == len(parts) and one.state.pending is None and one.state.last is not None
             if idle and one.touched_ms <= forgotten_ms:
                 try:
-                    self.forget(transaction_id)
+                    await self.forget(transaction_id)
                 except StorageError as error:
                     log.warning("a transaction that nobody uses is not forgotten: %s", error)
         if dropped:
