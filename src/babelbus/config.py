@@ -856,6 +856,16 @@ class ServerSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = "127.0.0.0/8 ::1/128"
+    processes: Annotated[
+        int,
+        of(
+            "processes that accept the TCP clients, speak TLS with them and pass their bytes to the process of the "
+            "data; 1 is one process for everything",
+            "count",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     uvloop: Annotated[bool, of("use uvloop where it is installed; asyncio's own loop is slower")] = True
 
 

@@ -89,15 +89,16 @@ class _Totals(Collector):
         return ()
 
 
-class _TopicGauge(Gauge):
-    """A figure of each topic, read when the metrics are: no topic that comes or goes has to be registered."""
+class _LabelledGauge(Gauge):
+    """A figure of each topic or edge, read when the metrics are: what comes or goes need not be registered."""
 
     read: Callable[[], Iterable[tuple[str, float]]] = staticmethod(lambda: ())
 
     def collect(self) -> Iterable[Metric]:
         (family,) = self.describe()
-        for topic, value in self.read():
-            family.add_sample(family.name, {"topic": topic}, value)
+        (label,) = self._labelnames
+        for name, value in self.read():
+            family.add_sample(family.name, {label: name}, value)
         return (family,)
 
 
@@ -164,10 +165,10 @@ class Metrics:
         self.recovered_bytes_cut_total = counter(
             "recovered_bytes_cut_total", "Bytes of torn tails that were cut when logs were opened"
         )
-        self.segments = _TopicGauge(
+        self.segments = _LabelledGauge(
             "segments", "Segments of a topic, all partitions", ("topic",), namespace="babelbus", registry=registry
         )
-        self.log_bytes = _TopicGauge(
+        self.log_bytes = _LabelledGauge(
             "log_bytes", "Bytes of a topic's logs, all partitions", ("topic",), namespace="babelbus", registry=registry
         )
 
@@ -208,6 +209,11 @@ class Metrics:
         )
 
         self.connections = gauge("connections", "Open connections", "protocol")
+        self.links = gauge("links", "Edges that are linked to this server: processes of its machine, other members")
+        self.edge_connections = _LabelledGauge(
+            "edge_connections", "Connections through each edge", ("edge",), namespace="babelbus", registry=registry
+        )
+        self.edge_starts_total = counter("edge_starts_total", "Starts of the processes of server.processes", "edge")
         self.connections_max = gauge("connections_max", "Limit of open connections", "protocol")
         # Shown with "accepted": Prometheus takes a `connections_total` for the same name as the gauge `connections`.
         self.connections_total = counter("connections_accepted_total", "Connections accepted", "protocol")

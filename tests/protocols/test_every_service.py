@@ -358,14 +358,18 @@ TALKS: list[type[Talk]] = [
 STREAMS = [talk for talk in TALKS if talk is not SbusTalk]
 
 
-def configured(folder: Path) -> Config:
+PROCESSES = (1, 2)
+"""In one process, and with edges in front: over a link, each session is what it is over a socket."""
+
+
+def configured(folder: Path, processes: int = 1) -> Config:
     root = folder / "files"
     root.mkdir()
     (root / "large.txt").write_bytes(LARGE)
     return configure(
         folder / "data",
         topics=TopicDefaults(engine="memory", ack="accepted"),
-        server=ServerSettings(outbox_bytes_max=OUTBOX_BYTES_MAX, drain_seconds=SAFETY_NET_SECONDS),
+        server=ServerSettings(outbox_bytes_max=OUTBOX_BYTES_MAX, drain_seconds=SAFETY_NET_SECONDS, processes=processes),
         jebp=JebpSettings(port=0, frame_bytes_max=MESSAGE_BYTES_MAX),
         worterbuch=WorterbuchSettings(port=0, tcp_port=0, message_bytes_max=MESSAGE_BYTES_MAX),
         eventmesh=EventmeshSettings(
@@ -390,9 +394,9 @@ async def fill(live: LiveServer) -> None:
     await mesh.webhooks.subscribe("group", [item], f"http://127.0.0.1:1/{LARGE.decode()}")
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(configured(tmp_path_factory.mktemp("services"))) as live:
+@pytest.fixture(scope="module", params=PROCESSES)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with LiveServer(configured(tmp_path_factory.mktemp("services"), request.param)) as live:
         live.run(lambda: fill(live))
         yield live
 
@@ -439,11 +443,12 @@ def test_a_message_over_the_limit_is_refused_before_it_is_held(shared: LiveServe
         other.ask()
 
 
+@pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("talk", [talk for talk in STREAMS if talk.answers_more])
 def test_who_does_not_read_is_bounded_and_gets_every_answer_when_the_server_stops(
-    tmp_path: Path, talk: type[Talk]
+    tmp_path: Path, talk: type[Talk], processes: int
 ) -> None:
-    with LiveServer(configured(tmp_path)) as live:
+    with LiveServer(configured(tmp_path, processes)) as live:
         live.run(lambda: fill(live))
         with talk(live) as other, talk(live, receive_bytes=2**14) as client:
             client.ask()

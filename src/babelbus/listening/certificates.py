@@ -37,7 +37,7 @@ class Tls:
         self.cert_file = cert_file
         self.key_file = key_file
         self.settings = settings
-        self._alpn = list(alpn)
+        self.alpn = list(alpn)
         self.stamp: Stamp = ()
         """State of the files when they were loaded last, successfully or not."""
         self.context: ssl.SSLContext
@@ -67,8 +67,8 @@ class Tls:
             if not context.get_ca_certs():
                 raise ConfigError(f"tls.client_ca_file: {settings.client_ca_file}: there is no CA certificate in it")
         context.verify_mode = _VERIFY[settings.client_certificates]
-        if self._alpn:
-            context.set_alpn_protocols(self._alpn)
+        if self.alpn:
+            context.set_alpn_protocols(self.alpn)
         self.context = context
 
     def look(self) -> Stamp:

@@ -73,7 +73,7 @@ class Door:
         refusal = None if key is None else self.crowd.refusal(key)
         if self.count >= self._connections_max:
             refusal = "limit", f"{self._connections_max} connections are open"
-        elif is_reserved(transport.get_extra_info("socket").fileno(), is_admin=self._is_admin):
+        elif self._is_reserved(transport):
             refusal = "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)"
         if refusal is not None:
             self.refuse(logging.WARNING, name_of(peer), *refusal)
@@ -83,6 +83,11 @@ class Door:
         if key is not None:
             self.crowd.enter(key)
         return Place(self, key)
+
+    def _is_reserved(self, transport: asyncio.Transport) -> bool:
+        """Return whether the connection took a descriptor of the reserve; the client of an edge takes none here."""
+        connection = transport.get_extra_info("socket")
+        return connection is not None and is_reserved(connection.fileno(), is_admin=self._is_admin)
 
     def refuse(self, level: int, peer: str, reason: str, text: str) -> None:
         """Record that a connection was turned away."""

@@ -16,7 +16,9 @@ BACKLOG = 100
 """Connections that wait in the system until they are accepted; asyncio's own number."""
 
 
-async def open_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+async def open_sockets(
+    host: str, port: int, backlog: int = BACKLOG, *, make: Callable[..., socket.socket] = socket.create_server
+) -> list[socket.socket]:
     """Return a listening socket for each address of a host; 0 lets the system choose the port.
 
     Raises:
@@ -28,7 +30,7 @@ async def open_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[soc
     try:
         for family, address in dict.fromkeys((one[0], one[4]) for one in found):
             try:
-                sockets.append(socket.create_server(address, family=family, backlog=backlog))
+                sockets.append(make(address, family=family, backlog=backlog))
             except OSError as error:
                 if error.errno != errno.EAFNOSUPPORT:  # the name has an address of a kind that this system lacks
                     raise
@@ -39,6 +41,47 @@ async def open_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[soc
             one.close()
         raise
     return sockets
+
+
+def reserve(address: tuple[Any, ...], *, family: int, backlog: int = BACKLOG) -> socket.socket:
+    """Return a socket that keeps an address for processes that listen there together (`share`).
+
+    Raises:
+        OSError: another process listens on the address.
+    """
+    with _bound(address, family, shared=False) as first:  # which fails where somebody else listens
+        address = first.getsockname()
+    return _bound(address, family, shared=True)
+
+
+def share(address: tuple[Any, ...], *, family: int, backlog: int = BACKLOG) -> socket.socket:
+    """Return one of several sockets that listen on a reserved address; the system spreads the clients over them.
+
+    Raises:
+        OSError: the address is taken.
+    """
+    one = _bound(address, family, shared=True)
+    try:
+        one.listen(backlog)
+    except BaseException:
+        one.close()
+        raise
+    return one
+
+
+def _bound(address: tuple[Any, ...], family: int, *, shared: bool) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+    except BaseException:
+        one.close()
+        raise
+    return one
 
 
 class Waiting:

@@ -11,6 +11,9 @@ TURN_BYTES: Final = 16 * KIB
 
 def is_blocked(transport: Any) -> bool:
     """Return whether bytes wait that the socket of a transport does not take now: the peer reads too slowly."""
+    linked = getattr(transport, "is_blocked", None)
+    if linked is not None:  # the socket is that of an edge, which has said so
+        return bool(linked())
     size_bytes = transport.get_write_buffer_size()
     if size_bytes > TURN_BYTES:
         return True

@@ -15,7 +15,8 @@ from babelbus.limited_log import LimitedLog
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Arrival, Door
-from babelbus.listening.sockets import Waiting, load, open_sockets
+from babelbus.listening.entrances import Entrance, Entrances
+from babelbus.listening.sockets import Waiting, load, open_sockets, reserve
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection, MakeSession
@@ -39,6 +40,7 @@ class Listeners:
         budget: Budget,
         crowd: Crowd,
         quotas: Quotas,
+        entrances: Entrances,
         *,
         bytes_max: int,
         handshake_seconds: float,
@@ -49,6 +51,7 @@ class Listeners:
         self._metrics = metrics
         self._budget = budget
         self._quotas = quotas
+        self._entrances = entrances
         self._bytes_max = bytes_max
         self._door = Door(
             protocol,
@@ -85,18 +88,33 @@ class Listeners:
         """
         connect = self._connect(make_session)
         make = connect if tls is None else lambda: Arrival(self._door, tls, connect())
+
+        is_loaded = needs is None or needs in sys.modules
+
+        async def prepare() -> None:
+            nonlocal is_loaded
+            if needs is not None:
+                await load(needs)
+            is_loaded = True
+
+        entrance = Entrance(name, connect, self._door, tls=tls, prepare=prepare, is_ready=lambda: is_loaded)
+        self._entrances.add(entrance)
+        if self._entrances.elsewhere:
+            sockets = await open_sockets(host, port, make=reserve)
+            self._entrances.reserve(entrance, sockets)
+            self._note(name, "{}:{}".format(*sockets[0].getsockname()[:2]))
+            return
         sockets = await open_sockets(host, port, BACKLOG)
 
         async def serve() -> None:
-            if needs is not None:
-                await load(needs)
+            await prepare()
             loop = asyncio.get_running_loop()
             self._listeners += [await loop.create_server(make, sock=one, backlog=BACKLOG) for one in sockets]
 
         for one in sockets:
             # Each connection takes it over: a client that vanished without a word is noticed in the end.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if needs is None or needs in sys.modules:
+        if is_loaded:
             await serve()
         else:
             self._waiting.append(Waiting(name, sockets, serve))

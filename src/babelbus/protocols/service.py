@@ -16,6 +16,7 @@ from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
+from babelbus.listening.entrances import Entrances
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
 from babelbus.protocols.budget import Budget
@@ -59,6 +60,8 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Counts the connections of each address."""
     quotas: Quotas
     """Bounds what each principal uses."""
+    entrances: Entrances
+    """Lists the TCP listeners, whose clients may come over links."""
     proofs: Proofs
     """Knows what principals prove their identity with, and makes clients wait that send wrong proofs."""
     read_value: Callable[[bytes], bytes]
@@ -148,6 +151,7 @@ class StreamService:
             context.budget,
             context.crowd,
             context.quotas,
+            context.entrances,
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,

@@ -31,9 +31,11 @@ from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError, ConfigError
 from babelbus.identities.proofs import Proofs
+from babelbus.link.core import CoreEnd
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
+from babelbus.listening.entrances import Entrances
 from babelbus.listening.sockets import Waiting, load, open_sockets
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
@@ -42,6 +44,7 @@ from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
 from babelbus.server.access import AccessLists, ClientEntry, source_of
 from babelbus.server.allocator import keep_freed_memory
+from babelbus.server.edges import Edges
 from babelbus.server.identities import SharedKeys, prepare_identities
 from babelbus.server.loop_watch import LoopWatch
 from babelbus.server.notify import READY, Supervisor
@@ -116,6 +119,10 @@ class Server:
         self._admin_waiting: Waiting | None = None
         self._certificates = Certificates(config.tls)
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
+        self.entrances = Entrances(elsewhere=config.server.processes > 1)
+        self.core_end = CoreEnd(self.entrances, self.metrics, self.clock, name=socket.gethostname())
+        """Links of edge processes, and of other members of a cluster."""
+        self._edges: Edges | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
         self.history: History | None = None
@@ -413,6 +420,7 @@ class Server:
             self._certificates,
             Crowd(self.config.server),
             self.quotas,
+            self.entrances,
             self.proofs,
             read_value,
             self._administer,
@@ -424,6 +432,9 @@ class Server:
                 self.addresses |= service.addresses
         if self.config.admin.enabled:
             await self._listen_for_admin(context)
+        if self.entrances.elsewhere:
+            self._edges = Edges(self.config, self.core_end, self.entrances, self.metrics)
+            await self._edges.start()
 
     async def _listen_for_admin(self, context: ServiceContext) -> None:
         """Open the address of the administration endpoint; the first connection there loads the endpoint."""
@@ -527,6 +538,7 @@ class Server:
         await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
         await run(None, self._certificates.reload)
+        self.core_end.reload()
 
     async def _clean(self) -> None:
         """Run retention and compaction at every interval of the cleaner."""
@@ -558,6 +570,7 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaner
         services = list(self.services.values())
+        self.core_end.stop_accepting()
         for service in services:
             await service.drain()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
@@ -570,6 +583,10 @@ class Server:
         for service in services:
             service.abort()
         await self._stop_admin()
+        await self.core_end.close()
+        if self._edges is not None:
+            await self._edges.stop()
+        self.entrances.close()
         self.proofs.close()
         await self._leave_cluster()
         if self._lock is not None:

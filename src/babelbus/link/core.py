@@ -1,0 +1,386 @@
+"""The core's end of links: takes edges in, and runs the sessions of their clients."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import babelbus
+from babelbus.clock import Clock
+from babelbus.limited_log import LimitedLog
+from babelbus.link.frames import (
+    BLOCKED,
+    DATA,
+    EOF,
+    HELLO,
+    LINK_VERSION,
+    LOST,
+    MAGIC,
+    OPEN,
+    PING,
+    READY,
+    REFUSE,
+    RELOAD,
+    SECURE,
+    STATS,
+    STOP,
+    TAKEN,
+    WELCOME,
+    Frame,
+    Hello,
+    LinkError,
+    ListenerInfo,
+    Loss,
+    Opening,
+    Secured,
+    Stats,
+    Welcome,
+    read,
+)
+from babelbus.link.peer import Peer
+from babelbus.link.transport import LinkedTls, LinkedTransport
+from babelbus.listening.door import Place, name_of
+from babelbus.listening.entrances import Entrance, Entrances
+from babelbus.listening.sockets import open_sockets
+from babelbus.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+LINKS_MAX = 256
+
+
+class CoreLink(Peer):
+    """The link of one edge, and the transports of its clients."""
+
+    def __init__(
+        self, core: "CoreEnd", *, local_name: str | None = None, listeners: Sequence[ListenerInfo] = ()
+    ) -> None:
+        super().__init__(watched=local_name is None)
+        self._core = core
+        self._listeners = listeners
+        self._local_name = local_name
+        self.name = ""
+        """Name of the edge; empty until it has said it."""
+        self.peer = "local"
+        self.software = ""
+        self.began_at = core.clock.monotonic()
+        self.stats = Stats(0, 0, 0, 0, 0, 0.0)
+        self.transports: dict[int, LinkedTransport] = {}
+        self._arriving: dict[int, _Arriving] = {}
+        """Clients whose TLS handshake is not done."""
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the edge has opened its listeners; the exception of a link that ended before says why."""
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+
+    @property
+    def connections(self) -> int:
+        """Clients whose session runs here."""
+        return len(self.transports)
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the hello of the edge."""
+        super().connection_made(transport)
+        if self._local_name is None:
+            self.peer = name_of(transport.get_extra_info("peername"))
+        self._deadline = self._loop.call_later(HELLO_SECONDS, self._check_hello)
+        self._core.add(self)
+
+    def _check_hello(self) -> None:
+        if not self.name:
+            self.end(f"no hello of an edge within {HELLO_SECONDS:g} s")
+
+    def handle(self, frames: list[Frame]) -> None:
+        """Handle frames of the edge."""
+        transports = self.transports
+        if not self.name and frames:
+            kind, _, _, payload = frames.pop(0)
+            if kind != HELLO:
+                raise LinkError(f"frame {kind} before the hello")
+            self._greet(read(payload, Hello), frames)
+        for kind, number, taken, payload in frames:
+            if kind == DATA:
+                transport = transports.get(number)
+                if transport is not None:  # else it was closed here meanwhile
+                    if taken:
+                        transport.receive_taken(taken)
+                    transport.receive_data(payload)
+            else:
+                self._handle_other(kind, number, taken, payload)
+
+    def _handle_other(self, kind: int, number: int, taken: int, payload: bytes) -> None:
+        if kind == OPEN:
+            self._open(number, read(payload, Opening))
+        elif kind == SECURE:
+            self._secure(number, read(payload, Secured))
+        elif kind == LOST:
+            self._lose(number, read(payload, Loss))
+        elif kind in (TAKEN, BLOCKED, EOF):
+            transport = self.transports.get(number)
+            if transport is None:
+                return
+            if taken:
+                transport.receive_taken(taken)
+            if kind == BLOCKED:
+                transport.blocked = True
+            elif kind == EOF:
+                transport.receive_eof()
+        elif kind == STATS:
+            self.stats = read(payload, Stats)
+        elif kind == READY:
+            if not self.ready.done():
+                self.ready.set_result(None)
+        elif kind != PING:
+            raise LinkError(f"frame {kind} of an edge")
+
+    def _greet(self, hello: Hello, frames: list[Frame]) -> None:
+        if hello.magic != MAGIC or not hello.name or len(hello.name) > 255:
+            raise LinkError("no hello of an edge")
+        refusal = self._core.refusal(hello)
+        if refusal is not None:
+            log.warning("link of %s (%s) refused: %s", hello.name, self.peer, refusal)
+            self.send(REFUSE, payload=refusal.encode())
+            self._flush()
+            self.end_reason = "refused"
+            self.transport.close()
+            frames.clear()
+            return
+        self.name = self._local_name or hello.name
+        self.software = hello.software
+        self._deadline.cancel()
+        self._decoder.trust()
+        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners)))
+        log.log(logging.DEBUG if self._local_name else logging.INFO, "edge %s (%s) is linked", self.name, self.peer)
+        self._core.linked(self)
+
+    # -- clients -----------------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, opening: Opening) -> None:
+        if number in self.transports or not number:
+            raise LinkError(f"connection {number} is open")
+        peer = None if opening.peer is None else tuple(opening.peer)
+        local = None if opening.local is None else tuple(opening.local)
+        extra: dict[str, Any] = {"peername": peer, "sockname": local, "edge": self.name}
+        transport = LinkedTransport(self, number, None, extra)
+        self.transports[number] = transport
+        entrance = self._core.entrances.by_name.get(opening.listener)
+        if entrance is None:
+            log.warning("edge %s: no listener %r here: closing %s", self.name, opening.listener, name_of(peer))
+            transport.abort()
+        elif entrance.tls is None:
+            self._begin(entrance, transport, None)
+        else:
+            arriving = self._arriving[number] = _Arriving(entrance)
+            transport.set_protocol(arriving)
+            arriving.connection_made(transport)
+
+    def _begin(self, entrance: Entrance, transport: LinkedTransport, place: Place | None) -> None:
+        """Run the session of a client, behind the loading of the entrance."""
+        if entrance.prepare is not None and not entrance.is_ready():
+            transport.pause_reading()
+            waiting = _Loading(place)
+            transport.set_protocol(waiting)
+            self._core.prepare(entrance, lambda: self._end_loading(entrance, transport, waiting))
+            return
+        guest = entrance.make()
+        if place is not None:
+            guest.place = place  # type: ignore[attr-defined]
+        transport.set_protocol(guest)
+        guest.connection_made(transport)
+
+    def _end_loading(self, entrance: Entrance, transport: LinkedTransport, waiting: "_Loading") -> None:
+        if transport.is_closing():
+            return
+        if not entrance.is_ready():
+            transport.abort()
+            return
+        place, waiting.place = waiting.place, None
+        self._begin(entrance, transport, place)
+        transport.resume_reading()
+
+    def _secure(self, number: int, secured: Secured) -> None:
+        arriving, transport = self._arriving.pop(number, None), self.transports.get(number)
+        if arriving is None or transport is None:
+            return  # refused, or closed here meanwhile
+        transport.secure(LinkedTls(secured))
+        place, arriving.place = arriving.place, None
+        self._begin(arriving.entrance, transport, place)
+
+    def _lose(self, number: int, loss: Loss) -> None:
+        transport = self.transports.pop(number, None)
+        arriving = self._arriving.pop(number, None)
+        if transport is None:
+            return
+        if arriving is not None and loss.reason in ("tls", "handshake"):
+            level, peer = logging.INFO, name_of(transport.get_extra_info("peername"))
+            arriving.entrance.door.refuse(level, peer, loss.reason, loss.text)
+        transport.lose(None)
+
+    def forget(self, transport: LinkedTransport) -> None:
+        """Drop a transport that is closed here."""
+        self.transports.pop(transport.number, None)
+        self._arriving.pop(transport.number, None)
+
+    def ended(self, reason: str) -> None:
+        """End the sessions of all clients."""
+        self._deadline.cancel()
+        if not self.ready.done():
+            self.ready.set_exception(LinkError(reason))
+        transports, self.transports = self.transports, {}
+        self._arriving.clear()
+        error = ConnectionResetError(f"the edge is gone: {reason}")
+        for transport in transports.values():
+            transport.lose(error)
+        self._core.unlinked(self, reason, len(transports))
+
+
+class _Arriving(asyncio.Protocol):
+    """A client whose TLS handshake runs at the edge: it has a place, so that handshakes count for its address."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self.entrance = entrance
+        self.place: Place | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.place = self.entrance.door.enter(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave()
+
+
+class _Loading(asyncio.Protocol):
+    """A client that waits until the code of its session is loaded."""
+
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
+
+    def connection_lost(self, error: Exception | None) -> None:
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave()
+
+
+class CoreEnd:
+    """All links of a server that runs the core.
+
+    `adopt` takes the socket of an edge process of this machine; `listen` opens an address for the members of a cluster.
+    """
+
+    def __init__(self, entrances: Entrances, metrics: Metrics, clock: Clock, *, name: str) -> None:
+        self.entrances = entrances
+        self.clock = clock
+        self.name = name
+        self.links: set[CoreLink] = set()
+        """Links whose edge has said who it is."""
+        self.address = ""
+        """Where `listen` listens: "host:port"."""
+        self.refuse: Callable[[Hello], str | None] = lambda hello: None
+        """Returns why an edge is not taken in, as a sentence; set by the owner of this object."""
+        self.on_linked: Callable[[CoreLink], None] = lambda link: None
+        self.on_unlinked: Callable[[CoreLink, str], None] = lambda link, reason: None
+        self._all: set[CoreLink] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._log = LimitedLog(log, clock)
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._metrics = metrics
+        self._stopping = False
+        metrics.links.set_function(lambda: len(self.links))
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Open an address for links of other machines; `tls` asks edges for a certificate.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        loop = asyncio.get_running_loop()
+        sockets = await open_sockets(host, port)
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._listeners.append(await loop.create_server(lambda: CoreLink(self), sock=one, ssl=tls))
+        self.address = "{}:{}".format(*sockets[0].getsockname()[:2])
+        log.info("links of other members: %s", self.address)
+
+    async def adopt(self, connection: socket.socket, name: str, listeners: Sequence[ListenerInfo] = ()) -> CoreLink:
+        """Return the link over the socket of an edge process, which is told to open some listeners."""
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(
+            lambda: CoreLink(self, local_name=name, listeners=listeners), sock=connection
+        )
+        return link
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Return why an edge is not taken in."""
+        if hello.version != LINK_VERSION:
+            older = "edge" if hello.version < LINK_VERSION else "core"
+            return (
+                f"the core ({babelbus.__version__}) speaks version {LINK_VERSION} of the link, the edge {hello.name} "
+                f"({hello.software or 'unknown'}) version {hello.version}: upgrade the {older}"
+            )
+        if self._stopping:
+            return "the core stops"
+        if len(self.links) >= LINKS_MAX:
+            return f"{LINKS_MAX} edges are linked"
+        return self.refuse(hello)
+
+    def prepare(self, entrance: Entrance, then: Callable[[], None]) -> None:
+        """Load the code of an entrance, and call `then` also if that fails."""
+        loading = self._preparing.get(entrance.name)
+        if loading is None or loading.done():
+            assert entrance.prepare is not None
+            loading = self._preparing[entrance.name] = asyncio.ensure_future(entrance.prepare())
+            loading.add_done_callback(lambda task: self._check(entrance, task))
+        loading.add_done_callback(lambda _: then())
+
+    def _check(self, entrance: Entrance, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s cannot serve its clients", entrance.name, exc_info=task.exception())
+
+    def add(self, link: CoreLink) -> None:
+        """Count a link that has not said who it is."""
+        self._all.add(link)
+        if len(self._all) > 2 * LINKS_MAX:
+            link.end("too many links")
+
+    def linked(self, link: CoreLink) -> None:
+        """Count a link as one of an edge."""
+        self.links.add(link)
+        if self._stopping:
+            link.send(STOP)
+        self.on_linked(link)
+
+    def unlinked(self, link: CoreLink, reason: str, connections: int) -> None:
+        """Handle that a link is gone."""
+        self._all.discard(link)
+        if link in self.links:
+            self.links.discard(link)
+            if not self._stopping:
+                log.warning("the link of edge %s is lost, with %d connections: %s", link.name, connections, reason)
+            self.on_unlinked(link, reason)
+        else:
+            self._log.write(logging.INFO, "link", "link of %s: %s", link.peer, reason)
+
+    def reload(self) -> None:
+        """Call all edges to load their certificates again."""
+        for link in self.links:
+            link.send(RELOAD)
+
+    def stop_accepting(self) -> None:
+        """Call all edges to close their listeners, and take in no further edge; connections that are open stay open."""
+        self._stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for link in self.links:
+            link.send(STOP)
+
+    async def close(self) -> None:
+        """End all links, behind what was written to them."""
+        self.stop_accepting()
+        for task in self._preparing.values():
+            task.cancel()
+        links: Collection[CoreLink] = list(self._all)
+        if links:
+            await asyncio.gather(*[link.close("the core stops") for link in links])

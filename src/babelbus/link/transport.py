@@ -1,0 +1,260 @@
+"""The socket of a client of an edge, as the core has it: an asyncio transport over a link."""
+
+import asyncio
+from collections import deque
+from typing import Any, Protocol
+
+from babelbus.link.frames import ABORT, CLOSE, EOF, TAKEN, WINDOW_BYTES, LinkError, Secured
+
+HIGH_BYTES = 64 * 1024
+"""Bytes that wait for the client before its protocol is told to pause, unless the protocol sets a limit: asyncio's."""
+
+
+class Link(Protocol):
+    """The core's end of a link, as its transports see it."""
+
+    def send(self, kind: int, connection: int = 0, payload: bytes = b"", taken: int = 0) -> None:
+        """Send a frame at the end of this turn."""
+
+    def send_data(self, connection: int, taken: int, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes of a connection at the end of this turn."""
+
+    def forget(self, transport: "LinkedTransport") -> None:
+        """Drop a transport that is closed here."""
+
+
+class LinkedTls:
+    """The TLS of a client, which ends at the edge: the part of an `ssl.SSLObject` that is asked for."""
+
+    def __init__(self, secured: Secured) -> None:
+        self._secured = secured
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        """Return the certificate of the client in DER, or its fields; `None` if the client showed none."""
+        return (self._secured.certificate if binary_form else self._secured.fields) or None
+
+
+class LinkedTransport(asyncio.Transport):
+    """One client of an edge.
+
+    `get_write_buffer_size` counts the bytes that the client has not taken yet, wherever they wait: so the bounds of an
+    outbox hold as over a socket. Data that comes while reading is paused waits here, at most `WINDOW_BYTES`: the edge
+    reads no more from the client then.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_closing",
+        "_consumed",
+        "_eof_received",
+        "_eof_sent",
+        "_facts",
+        "_high",
+        "_link",
+        "_loop",
+        "_lost",
+        "_low",
+        "_protocol",
+        "_reading",
+        "_wants_room",
+        "blocked",
+        "held",
+        "held_bytes",
+        "number",
+        "unsent_bytes",
+    )
+
+    def __init__(self, link: Link, number: int, protocol: asyncio.Protocol | None, extra: dict[str, Any]) -> None:
+        super().__init__(extra)
+        self._facts = extra
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._protocol = protocol
+        self.number = number
+        self.unsent_bytes = 0
+        """Bytes that were written, and that the client has not taken as far as the edge has said."""
+        self.blocked = False
+        """Whether the edge has said that the client does not take what was sent."""
+        self.held: deque[bytes] = deque()
+        """Data that came while reading was paused."""
+        self.held_bytes = 0
+        self._consumed = 0
+        """Bytes that the protocol has taken, and that the edge has not been told of."""
+        self._reading = True
+        self._closing = False
+        self._lost = False
+        self._eof_received = False
+        self._eof_sent = False
+        self._wants_room = False
+        """Whether the protocol has paused its writing."""
+        self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
+
+    # -- what comes from the edge ------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Send data of the client to the protocol, or keep it while reading is paused.
+
+        Raises:
+            LinkError: the edge sends more than its window.
+        """
+        if self._reading and not self.held:
+            self._deliver(data)
+            return
+        self.held.append(data)
+        self.held_bytes += len(data)
+        # One read of the edge may pass the window: asyncio reads at most 256 KiB.
+        if self.held_bytes > WINDOW_BYTES + 2**18:
+            raise LinkError(f"{self.held_bytes} bytes of one client, and the window is {WINDOW_BYTES}")
+
+    def receive_eof(self) -> None:
+        """Handle that the client sends nothing more."""
+        self._eof_received = True
+        if self._reading and not self.held:
+            self._end_input()
+
+    def receive_taken(self, size_bytes: int) -> None:
+        """Count bytes that the client has taken.
+
+        Raises:
+            LinkError: more bytes than were sent.
+        """
+        self.blocked = False
+        self.unsent_bytes -= size_bytes
+        if self.unsent_bytes < 0:
+            raise LinkError("a client has taken more bytes than were sent")
+        if self._wants_room and self.unsent_bytes <= self._low:
+            self._wants_room = False
+            assert self._protocol is not None
+            self._protocol.resume_writing()
+
+    def lose(self, error: Exception | None) -> None:
+        """Call the protocol, in the next turn, because the client is gone."""
+        if self._lost:
+            return
+        self._lost = self._closing = True
+        self.held.clear()
+        self.held_bytes = 0
+        self.unsent_bytes = 0
+        self._loop.call_soon(self._call_lost, error)
+
+    def _call_lost(self, error: Exception | None) -> None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.connection_lost(error)
+
+    def _deliver(self, data: bytes) -> None:
+        if self._closing:
+            return
+        self._consumed += len(data)
+        if self._consumed >= WINDOW_BYTES // 2:
+            self._link.send(TAKEN, self.number, taken=self._consumed)
+            self._consumed = 0
+        assert self._protocol is not None
+        self._protocol.data_received(data)
+
+    def _deliver_held(self) -> None:
+        held = self.held
+        while held and self._reading and not self._lost:
+            data = held.popleft()
+            self.held_bytes -= len(data)
+            self._deliver(data)
+        if not held and self._reading and self._eof_received:
+            self._end_input()
+
+    def _end_input(self) -> None:
+        """Call the protocol: no data comes any more; close, unless it wants to go on writing."""
+        self._eof_received = False
+        if not self._closing and self._protocol is not None and not self._protocol.eof_received():
+            self.close()
+
+    def secure(self, tls: LinkedTls) -> None:
+        """Set that the client speaks TLS with the edge."""
+        self._facts["ssl_object"] = tls
+
+    # -- the transport -----------------------------------------------------------------------------------------------
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Replace the protocol."""
+        assert isinstance(protocol, asyncio.Protocol)
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol."""
+        assert self._protocol is not None, "the connection is gone"
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed or closing."""
+        return self._closing
+
+    def is_blocked(self) -> bool:
+        """Return whether the client does not take what was sent: see `listening.transports.is_blocked`."""
+        return self.blocked
+
+    def is_reading(self) -> bool:
+        """Return whether data goes to the protocol."""
+        return self._reading and not self._closing
+
+    def pause_reading(self) -> None:
+        """Keep data of the client, and let the edge stop to read when it has sent its window."""
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        """Send data to the protocol again, from the next turn on."""
+        if self._closing or self._reading:
+            return
+        self._reading = True
+        if self.held or self._eof_received:
+            self._loop.call_soon(self._deliver_held)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set above which size of what waits the protocol pauses, and at which size it resumes."""
+        if high is None:
+            high = HIGH_BYTES if low is None else 4 * low
+        self._high = high
+        self._low = high // 4 if low is None else low
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return both limits."""
+        return self._low, self._high
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes the client has not taken yet."""
+        return self.unsent_bytes
+
+    def write(self, data: Any) -> None:
+        """Send bytes to the client."""
+        if self._closing or self._eof_sent or not data:
+            return
+        taken, self._consumed = self._consumed, 0
+        self._link.send_data(self.number, taken, data)
+        self.unsent_bytes += len(data)
+        if self.unsent_bytes > self._high and not self._wants_room:
+            self._wants_room = True
+            assert self._protocol is not None
+            self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
+        """Return whether the end of what is sent can be sent: a connection with TLS has no such end."""
+        return self.get_extra_info("ssl_object") is None
+
+    def write_eof(self) -> None:
+        """Send nothing more."""
+        if not self._closing and not self._eof_sent:
+            self._eof_sent = True
+            self._link.send(EOF, self.number)
+
+    def close(self) -> None:
+        """Close when the client has taken what was written."""
+        if not self._closing:
+            self._closing = True
+            self.held.clear()
+            self.held_bytes = 0
+            self._link.send(CLOSE, self.number)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if not self._lost:
+            self._link.forget(self)
+            self._link.send(ABORT, self.number)
+            self.lose(None)

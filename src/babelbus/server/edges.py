@@ -1,0 +1,196 @@
+"""The edge processes of a server (`server.processes`): started, watched, and started again when they end."""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import msgspec
+
+from babelbus.config import Config, TlsSettings
+from babelbus.errors import BabelbusError
+from babelbus.link.core import CoreEnd, CoreLink
+from babelbus.link.frames import ListenerInfo
+from babelbus.listening.certificates import Tls
+from babelbus.listening.entrances import Entrances
+from babelbus.listening.sockets import share
+from babelbus.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""How long an edge may take to open its listeners."""
+WAIT_SECONDS_MIN = 0.1
+WAIT_SECONDS_MAX = 10.0
+STEADY_SECONDS = 30.0
+"""An edge that has run for so long is started again at once."""
+END_SECONDS = 5.0
+"""How long an edge may take to end."""
+BACKLOG = 1024
+
+
+class EdgeTls(msgspec.Struct, frozen=True):
+    """The TLS of a listener, as an edge makes it again from the files."""
+
+    settings: TlsSettings
+    section: str
+    cert_file: str | None
+    key_file: str | None
+    alpn: list[str]
+
+
+class Edges:
+    """The edge processes of a server. Each accepts the clients of all listeners on sockets of its own."""
+
+    def __init__(self, config: Config, core: CoreEnd, entrances: Entrances, metrics: Metrics) -> None:
+        self._config = config
+        self._core = core
+        self._entrances = entrances
+        self._metrics = metrics
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        """The running processes by the name of the edge."""
+
+    async def start(self) -> None:
+        """Start the processes, and wait until all of them listen.
+
+        Raises:
+            BabelbusError: a process has ended instead.
+            OSError: a process cannot be started.
+        """
+        names = [str(number) for number in range(1, self._config.server.processes + 1)]
+        links = await asyncio.gather(*map(self._start, names))
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._keep(name, process, link))
+            for name, (process, link) in zip(names, links, strict=True)
+        ]
+
+    async def _start(self, name: str) -> tuple[subprocess.Popen[bytes], CoreLink]:
+        """Return a new process and its link when its listeners are open."""
+        config = self._config
+        ours, theirs = socket.socketpair()
+        sockets: list[socket.socket] = []
+        listeners: list[ListenerInfo] = []
+        try:
+            for entrance in self._entrances.by_name.values():
+                opened = [share(address, family=family, backlog=BACKLOG) for family, address in entrance.addresses]
+                if opened:
+                    sockets += opened
+                    listeners.append(
+                        ListenerInfo(
+                            entrance.name,
+                            [one.fileno() for one in opened],
+                            None if entrance.tls is None else _encode_tls(entrance.tls),
+                            entrance.door.handshake_seconds,
+                        )
+                    )
+            arguments = [
+                str(theirs.fileno()),
+                name,
+                config.log.level,
+                config.log.format,
+                str(int(config.server.uvloop)),
+            ]
+            begin = partial(_begin, arguments, [theirs.fileno(), *(one.fileno() for one in sockets)])
+            process = await asyncio.get_running_loop().run_in_executor(None, begin)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            for one in (theirs, *sockets):
+                one.close()
+        self.processes[name] = process
+        self._metrics.edge_starts_total.labels(name).inc()
+        try:
+            link = await self._core.adopt(ours, name, listeners)
+            async with asyncio.timeout(START_SECONDS):
+                await asyncio.shield(link.ready)
+        except BaseException as error:
+            await self._end(process)
+            if isinstance(error, TimeoutError):
+                raise BabelbusError(f"edge {name} does not listen after {START_SECONDS:g} s") from error
+            raise
+        return process, link
+
+    async def _keep(self, name: str, process: subprocess.Popen[bytes], link: CoreLink) -> None:
+        """Start an edge again whenever it ends."""
+        loop = asyncio.get_running_loop()
+        seconds = WAIT_SECONDS_MIN
+        while True:
+            began = loop.time()
+            await link.done
+            code = await self._end(process)
+            if self._stopping:
+                return
+            log.warning("edge %s has ended (%s): it is started again", name, _describe(code))
+            seconds = WAIT_SECONDS_MIN if loop.time() - began > STEADY_SECONDS else seconds
+            while True:
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, WAIT_SECONDS_MAX)
+                try:
+                    process, link = await self._start(name)
+                    break
+                except (BabelbusError, OSError) as error:
+                    log.error("edge %s cannot be started: %s; the next attempt is in %g s", name, error, seconds)
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """Return the exit code of a process whose link is gone; it is killed if it does not end."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        descriptor = os.pidfd_open(process.pid)
+        loop.add_reader(descriptor, partial(_resolve, ended))
+        try:
+            await asyncio.wait([ended], timeout=END_SECONDS)
+            if not ended.done():
+                log.warning("edge process %d does not end: it is killed", process.pid)
+                process.kill()
+                await ended
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        return process.wait()
+
+    async def stop(self) -> None:
+        """Wait until all processes have ended; the core has closed their links."""
+        self._stopping = True
+        for task in self._tasks:
+            if task.done() or not await self._ended(task):
+                task.cancel()
+        for process in self.processes.values():
+            if process.returncode is None:  # its start was cut short
+                await self._end(process)
+
+    async def _ended(self, task: "asyncio.Task[None]") -> bool:
+        done, _ = await asyncio.wait([task], timeout=2 * END_SECONDS)
+        return bool(done)
+
+
+def _begin(arguments: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
+    """Start an edge process, which imports what this process imports."""
+    return subprocess.Popen(  # noqa: S603 - this interpreter, with numbers and settings
+        [sys.executable, "-m", "babelbus.server.edge", *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
+def _encode_tls(tls: Tls) -> bytes:
+    own = tls.names != ("tls.cert_file", "tls.key_file")
+    section = tls.names[0].partition(".")[0]
+    cert_file, key_file = (tls.cert_file, tls.key_file) if own else (None, None)
+    return msgspec.json.encode(EdgeTls(tls.settings, section, cert_file, key_file, tls.alpn))
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _describe(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,443 @@
+"""Clients of an edge have their sessions at the core, over a socket pair and over TCP."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+
+import pytest
+
+from babelbus.link.core import CoreLink
+from babelbus.link.frames import (
+    DATA,
+    HELLO,
+    LINK_VERSION,
+    MAGIC,
+    OPEN,
+    TAKEN,
+    WINDOW_BYTES,
+    LinkError,
+    LinkRefusedError,
+    encode,
+)
+from babelbus.listening.transports import is_blocked
+from tests.support.link import KINDS, Linked, linked, until
+
+MUCH = bytes(range(256)) * 4096
+"""More than a window, a frame, and the buffers of sockets."""
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+
+
+def run(test: object) -> None:
+    asyncio.run(test)  # type: ignore[arg-type]
+
+
+def test_bytes_go_both_ways_and_the_client_is_known(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, writer = await both.dial()
+            session = await both.session()
+            transport = session.transport
+            assert transport.get_extra_info("peername") == writer.get_extra_info("sockname")
+            assert transport.get_extra_info("sockname") == both.address
+            assert transport.get_extra_info("edge") == "edge"
+            assert transport.get_extra_info("socket") is None
+            writer.write(b"there")
+            await until(lambda: session.received == b"there")
+            transport.write(b"and ")
+            transport.writelines([b"ba", b"ck"])
+            assert await reader.readexactly(8) == b"and back"
+            await until(lambda: transport.get_write_buffer_size() == 0)
+            writer.close()
+            assert await session.lost is None
+            assert len(both.core.links) == 1
+            assert both.door.count == 0
+
+    run(test())
+
+
+def test_long_data_comes_whole_both_ways(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, writer = await both.dial()
+            session = await both.session()
+            writer.write(MUCH)
+            session.transport.write(MUCH)
+            assert await reader.readexactly(len(MUCH)) == MUCH
+            await until(lambda: len(session.received) == len(MUCH))
+            assert session.received == MUCH
+            await until(lambda: session.transport.get_write_buffer_size() == 0)
+            assert session.events == ["pause", "resume"]
+
+    run(test())
+
+
+def test_the_core_holds_a_window_of_a_client_that_it_does_not_read(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            _, writer = await both.dial()
+            session = await both.session()
+            transport = session.transport
+            transport.pause_reading()
+            writer.write(MUCH * 8)
+            await until(lambda: transport.held_bytes >= WINDOW_BYTES)
+            _, other = await both.dial()
+            other.write(b"passes")
+            second = await both.session(1)
+            await until(lambda: second.received == b"passes")
+            assert transport.held_bytes < WINDOW_BYTES + 2**18
+            assert not session.received
+            transport.resume_reading()
+            await until(lambda: len(session.received) == len(MUCH) * 8)
+            assert session.received == MUCH * 8
+
+    run(test())
+
+
+def test_bytes_that_a_client_does_not_take_are_counted_at_the_core(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, _ = await both.dial()
+            session = await both.session()
+            transport = session.transport
+            transport.set_write_buffer_limits(high=len(MUCH), low=0)
+            assert not is_blocked(transport)
+            for _ in range(16):
+                transport.write(MUCH)
+            await until(lambda: is_blocked(transport))
+            assert transport.get_write_buffer_size() > len(MUCH)
+            assert session.events == ["pause"]
+            assert await reader.readexactly(16 * len(MUCH)) == 16 * MUCH
+            await until(lambda: transport.get_write_buffer_size() == 0)
+            assert not is_blocked(transport)
+            assert session.events == ["pause", "resume"]
+
+    run(test())
+
+
+def test_a_half_closed_client_gets_its_answers(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            both.keeps_open = True
+            reader, writer = await both.dial()
+            session = await both.session()
+            session.transport.pause_reading()
+            writer.write(b"question")
+            writer.write_eof()
+            _, other = await both.dial()
+            other.write(b"x")
+            await until(lambda: len(both.sessions) > 1 and both.sessions[1].received)
+            assert session.events == []  # the end comes behind the data, which is not read
+            session.transport.resume_reading()
+            await until(lambda: session.events == ["eof"])
+            assert session.received == b"question"
+            session.transport.write(b"answer")
+            session.transport.close()
+            session.transport.write(b"nothing")
+            assert await reader.read() == b"answer"
+            assert await session.lost is None
+
+    run(test())
+
+
+def test_a_client_that_ends_is_closed_unless_its_session_wants_to_write(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, writer = await both.dial()
+            session = await both.session()
+            writer.write_eof()
+            assert await reader.read() == b""
+            assert await session.lost is None
+            assert session.events == ["eof"]
+
+    run(test())
+
+
+def test_a_session_may_end_what_it_sends_and_read_on(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, writer = await both.dial()
+            session = await both.session()
+            session.transport.write(b"all")
+            session.transport.write_eof()
+            assert await reader.read() == b"all"
+            writer.write(b"more")
+            await until(lambda: session.received == b"more")
+
+    run(test())
+
+
+def test_abort_drops_what_waits(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            client = socket.create_connection(both.address)
+            client.setblocking(False)
+            session = await both.session()
+            session.transport.write(MUCH * 16)
+            await until(lambda: is_blocked(session.transport))
+            session.transport.abort()
+            assert session.transport.is_closing()
+            assert await session.lost is None
+            await until(lambda: both.edge.connections == 0)
+            assert len(await _end_of(client)) < 16 * len(MUCH)
+
+    run(test())
+
+
+def test_the_door_of_the_core_refuses_over_all_edges(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind, connections_max=2) as both:
+            second = both.make_edge("second")
+            address = await both.open(second)
+            await both.link(second, kind)
+            first, _ = await both.dial()
+            await both.session(0)
+            await both.dial(address)
+            await both.session(1)
+            reader, _ = await both.dial(address)
+            assert await _is_closed(reader)
+            assert {link.name: link.connections for link in both.core.links} == {"edge": 1, "second": 1}
+            await second.stop()
+            await both.sessions[1].lost
+            assert not first.at_eof()
+            assert both.door.count == 1
+
+    run(test())
+
+
+def test_the_sessions_end_with_the_link(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, _ = await both.dial()
+            session = await both.session()
+            (link,) = both.core.links
+            link.end("a test")
+            assert isinstance(await session.lost, ConnectionResetError)
+            assert await reader.read() == b""
+            await until(lambda: both.lost != [])
+            assert not both.edge.is_connected
+            await both.link(both.edge, kind)
+            await both.dial()
+            await both.session(1)
+
+    run(test())
+
+
+def test_clients_wait_for_a_link_within_bounds(kind: str) -> None:
+    async def test() -> None:
+        both = Linked()
+        await both.core.listen("127.0.0.1", 0)
+        edge = both.make_edge("patient", waiting_max=1, waiting_seconds=60.0)
+        both.address = await both.open(edge)
+        reader, writer = await both.dial()
+        writer.write(b"early")
+        await until(lambda: edge.connections == 1)
+        refused, _ = await both.dial()
+        assert await _is_closed(refused)
+        await both.link(edge, kind)
+        session = await both.session()
+        await until(lambda: session.received == b"early")
+        session.transport.write(b"late")
+        assert await reader.readexactly(4) == b"late"
+        await edge.stop()
+        impatient = both.make_edge("impatient", waiting_max=1, waiting_seconds=0.01)
+        both.address = await both.open(impatient)
+        reader, _ = await both.dial()
+        assert await _is_closed(reader)
+        await impatient.stop()
+        await both.close()
+
+    run(test())
+
+
+def test_when_the_core_stops_edges_accept_no_more_and_send_the_rest(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, _ = await both.dial()
+            session = await both.session()
+            both.core.stop_accepting()
+            session.transport.write(b"last words")
+            await until(lambda: not both.edge._servers)
+            with pytest.raises(OSError, match=r"."):
+                await both.dial()
+            session.transport.close()
+            await both.core.close()
+            assert await reader.read() == b"last words"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(64),
+        encode(DATA, 1, b"before the hello"),
+        encode(HELLO, 0, b"{}"),
+        encode(HELLO, 0, json.dumps({"magic": "other", "version": LINK_VERSION, "name": "x"}).encode()),
+    ],
+)
+def test_garbage_before_the_hello_ends_that_link_alone(kind: str, garbage: bytes) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            stranger = await _raw(both, kind)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(stranger, garbage)
+            assert await _end_of(stranger) == b""
+            reader, _ = await both.dial()
+            (await both.session()).transport.write(b"serves")
+            assert await reader.readexactly(6) == b"serves"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        encode(OPEN, 0, b'{"listener": "echo", "peer": null}'),
+        encode(OPEN, 1, b'{"listener": "echo", "peer": null}') * 2,
+        encode(OPEN, 1, b'{"listener": 1}'),
+        encode(OPEN, 1, b'{"listener": "echo", "peer": null}') + encode(TAKEN, 1, taken=5),
+        encode(HELLO, 0, b"{}"),
+        encode(3, 0, b"an edge refuses nobody"),
+    ],
+)
+def test_garbage_of_an_edge_ends_its_link_alone(kind: str, garbage: bytes) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            edge = await _raw(both, kind)
+            loop = asyncio.get_running_loop()
+            hello = json.dumps({"magic": MAGIC, "version": LINK_VERSION, "name": "mad"}).encode()
+            await loop.sock_sendall(edge, encode(HELLO, 0, hello) + garbage)
+            await _end_of(edge)
+            await until(lambda: [link.name for link in both.core.links] == ["edge"])
+            for session in both.sessions:
+                await session.lost
+            assert both.door.count == 0
+
+    run(test())
+
+
+def test_data_over_the_window_ends_the_link(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            edge = await _raw(both, kind)
+            loop = asyncio.get_running_loop()
+            hello = json.dumps({"magic": MAGIC, "version": LINK_VERSION, "name": "greedy"}).encode()
+            opening = b'{"listener": "echo", "peer": null}'
+            await loop.sock_sendall(edge, encode(HELLO, 0, hello) + encode(OPEN, 1, opening))
+            session = await both.session()
+            session.transport.pause_reading()
+            with contextlib.suppress(OSError):
+                await loop.sock_sendall(edge, encode(DATA, 1, bytes(2**16)) * 100)
+            assert isinstance(await session.lost, ConnectionResetError)
+            edge.close()
+
+    run(test())
+
+
+def test_a_frame_for_an_unknown_connection_is_dropped(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            edge = await _raw(both, kind)
+            loop = asyncio.get_running_loop()
+            hello = json.dumps({"magic": MAGIC, "version": LINK_VERSION, "name": "late"}).encode()
+            opening = b'{"listener": "echo", "peer": ["10.0.0.1", 5]}'
+            frames = [
+                encode(HELLO, 0, hello),
+                encode(DATA, 9, b"late"),
+                encode(TAKEN, 9, taken=1),
+                encode(OPEN, 1, opening),
+            ]
+            await loop.sock_sendall(edge, b"".join(frames))
+            session = await both.session()
+            assert session.transport.get_extra_info("peername") == ("10.0.0.1", 5)
+            edge.close()
+
+    run(test())
+
+
+def test_a_listener_that_the_core_does_not_have_closes_the_client(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            both.entrances.by_name.clear()
+            reader, _ = await both.dial()
+            assert await _is_closed(reader)
+
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    assert "no listener 'echo' here" in caplog.text
+
+
+@pytest.mark.parametrize(("version", "older"), [(LINK_VERSION - 1, "edge"), (LINK_VERSION + 1, "core")])
+def test_another_version_is_refused_with_a_sentence(
+    kind: str, version: int, older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            monkeypatch.setattr("babelbus.link.edge.LINK_VERSION", version)
+            other = both.make_edge("other")
+            with pytest.raises(LinkRefusedError, match=f"version {version}: upgrade the {older}"):
+                await both.link(other, kind)
+            assert not other.is_connected
+
+    run(test())
+
+
+def test_the_owner_of_the_core_may_refuse_an_edge(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            both.core.refuse = lambda hello: f"{hello.name} is no member"
+            other = both.make_edge("other")
+            with pytest.raises(LinkRefusedError, match="other is no member"):
+                await both.link(other, kind)
+
+    run(test())
+
+
+def test_an_edge_that_meets_no_core_says_so(kind: str) -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        ours.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        edge = Linked().make_edge("lonely")
+        with pytest.raises(LinkError, match="no frame of a link"):
+            await edge.connect_socket(theirs)
+        ours.close()
+
+    run(test())
+
+
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
+    """Return whether the other end closes without a word."""
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+
+
+async def _raw(both: Linked, kind: str) -> socket.socket:
+    """Return a socket to the core whose bytes the test chooses."""
+    if kind == "tcp":
+        host, _, port = both.core.address.rpartition(":")
+        one = socket.create_connection((host, int(port)))
+    else:
+        ours, one = socket.socketpair()
+        link = CoreLink(both.core)
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+    one.setblocking(False)
+    return one
+
+
+async def _end_of(one: socket.socket) -> bytes:
+    """Return what comes until the other end closes."""
+    loop = asyncio.get_running_loop()
+    data = b""
+    try:
+        while part := await loop.sock_recv(one, 2**16):
+            data += part
+    except ConnectionResetError:
+        pass
+    one.close()
+    return data

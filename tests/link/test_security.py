@@ -1,0 +1,76 @@
+"""Links over TCP: certificates for both ends."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from babelbus.errors import ConfigError
+from babelbus.link.frames import LinkError
+from babelbus.link.security import check_plain, make_contexts
+from tests.support.certificates import Authority
+from tests.support.link import Linked
+
+
+def contexts(authority: Authority, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    cert_file, key_file = authority.issue(name)
+    return make_contexts(str(cert_file), str(key_file), str(authority.path))
+
+
+def test_both_ends_show_a_certificate_of_one_authority(tmp_path: Path) -> None:
+    server, _ = contexts(Authority(tmp_path), "core")
+    _, client = contexts(Authority(tmp_path), "core")
+
+    async def test() -> None:
+        both = Linked()
+        await both.core.listen("127.0.0.1", 0, server)
+        both.address = await both.open(both.edge)
+        with pytest.raises(ssl.SSLError):  # another authority
+            await both.link(both.edge, "tcp", client)
+        stranger = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+        with pytest.raises((OSError, LinkError)):
+            await both.link(both.edge, "tcp", stranger)
+        with pytest.raises((OSError, LinkError)):
+            await both.link(both.edge, "tcp")
+        await both.close()
+
+    asyncio.run(test())
+
+
+def test_clients_go_over_an_encrypted_link(tmp_path: Path) -> None:
+    server, client = contexts(Authority(tmp_path), "core")
+
+    async def test() -> None:
+        both = Linked()
+        await both.core.listen("127.0.0.1", 0, server)
+        both.address = await both.open(both.edge)
+        await both.link(both.edge, "tcp", client)
+        reader, writer = await both.dial()
+        writer.write(b"x" * 2**20)
+        session = await both.session()
+        while len(session.received) < 2**20:  # noqa: ASYNC110  # it has no event of its own
+            await asyncio.sleep(0.001)
+        session.transport.write(bytes(session.received))
+        assert await reader.readexactly(2**20) == b"x" * 2**20
+        await both.close()
+
+    asyncio.run(test())
+
+
+def test_without_certificates_the_link_stays_on_this_machine() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_plain(host)
+    for host in ("0.0.0.0", "10.0.0.1", "bus.example"):
+        with pytest.raises(ConfigError, match=rf"{host}.*cluster\.cert_file"):
+            check_plain(host)
+
+
+def test_files_that_are_wrong_are_named(tmp_path: Path) -> None:
+    cert_file, key_file = Authority(tmp_path).issue("core")
+    key_file.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"core\.key"):
+        make_contexts(str(cert_file), str(key_file), str(tmp_path / "authority.pem"))
+    key_file.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"nothing\.pem"):
+        make_contexts(str(cert_file), str(key_file), str(tmp_path / "nothing.pem"))
