@@ -187,12 +187,12 @@ class JetstreamSettings(msgspec.Struct, frozen=True):
     lease_seconds: Annotated[
         float,
         of(
-            "a second server with this prefix and installation waits until the owner was silent for so long; "
-            "0: the server that starts last takes over at once",
+            "a second server with this prefix and installation waits until the owner was silent for so long, which is "
+            "longer than an election of NATS; 0: the server that starts last takes over at once",
             "seconds",
             ge=0,
         ),
-    ] = 15.0
+    ] = 10.0
     timeout_seconds: Annotated[
         float,
         of("how long a publisher waits at most while NATS does not answer: longer than an election", "seconds", gt=0),

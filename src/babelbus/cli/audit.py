@@ -10,7 +10,7 @@ from babelbus.cli.command import BusCommand, examples, json_option
 from babelbus.cli.output import human_time, print_all, print_json, print_line
 from babelbus.cli.target import Target, bus_options
 
-KINDS = ("login", "login-refused", "logout", "refusal", "close", "change")
+KINDS = ("login", "login-refused", "logout", "refusal", "close", "move", "change")
 FOLLOW_SECONDS = 1.0
 
 

@@ -335,7 +335,8 @@ class Partition:
         end = high_watermark if end_offset is None else min(end_offset, high_watermark)
         if offset >= end:
             return Chunk(b"", offset, offset)
-        chunk = None if self._tail is None else self._tail.read(offset, bytes_max, end)
+        tail = self._tail if self.log.is_owned else None
+        chunk = None if tail is None else tail.read(offset, bytes_max, end)
         if chunk is None and not self._backend.fit.reads_wait:
             return self.log.read(offset, bytes_max, end)
         return chunk

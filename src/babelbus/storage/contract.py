@@ -94,6 +94,10 @@ class PartitionLog(Protocol):
     """The result of opening it."""
 
     @property
+    def is_owned(self) -> bool:
+        """Whether no other server can write the partition now, so that records in memory may be served."""
+
+    @property
     def first_offset(self) -> int:
         """Offset of the oldest record that is still there, or `next_offset` if no record is there."""
 

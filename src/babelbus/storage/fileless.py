@@ -22,6 +22,7 @@ class FilelessLog(ABC):
 
     name: str
     part_count = 1
+    is_owned = True
 
     def __init__(self, settings: LogSettings) -> None:
         self.settings = settings

@@ -1,5 +1,6 @@
 """The lease: one server owns the streams, a second one waits and takes over when the first one is silent."""
 
+import itertools
 import logging
 import shutil
 import threading
@@ -11,8 +12,14 @@ import pytest
 pytest.importorskip("nats", reason="engine jetstream is not tested: the package nats-py is not installed")
 
 from babelbus.clock import ManualClock
+from babelbus.config import JetstreamSettings
 from babelbus.errors import StorageError
 from babelbus.storage.errors import StaleWriterError
+from babelbus.storage.files import LocalFiles
+from babelbus.storage.jetstream import Ownership, Presence
+from babelbus.storage.jetstream.errors import NatsAwayError
+from babelbus.storage.jetstream.lease import HEIR_SECONDS, Lease
+from babelbus.storage.jetstream.presence import AWAY_SECONDS
 from tests.storage.helpers import append, numbered
 from tests.storage.jetstream.test_store import Background, Place, numbers, works, write
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -20,6 +27,7 @@ from tests.support.nats import NatsServer, Relay
 
 NOW = 1_700_000_000_000
 SECONDS = 1.0
+_parties = itertools.count()
 
 
 @pytest.fixture
@@ -115,3 +123,164 @@ def test_a_server_that_was_killed_starts_again_without_waiting(place: Place) -> 
     log = place.log(place.open(lease_seconds=3600.0))  # the same folder: the lock says that the first one is gone
     write(log, 10)
     assert numbers(log) == list(range(20))
+
+
+def test_an_owner_whose_time_ended_serves_no_reads(place: Place, nats: NatsServer) -> None:
+    relay = Relay(nats.port)
+    clock = ManualClock(NOW)
+    log = place.log(place.open(servers=relay.url, lease_seconds=SECONDS, clock=clock, timeout_seconds=5.0))
+    write(log, 10)
+    assert works(log.shard.check_owner)
+    relay.loses_requests = relay.loses_replies = True
+    clock.advance(100)
+    while works(log.shard.check_owner):  # a renewal may have been under way
+        clock.advance(100)
+    assert not log.is_owned
+    with pytest.raises(NatsAwayError, match="lease"):
+        log.read(0, 2**20)
+    relay.cut()
+    while not works(log.shard.check_owner):
+        pass
+    assert numbers(log) == list(range(10))
+    relay.close()
+
+
+class Party:
+    """The ends of some members of one cluster at NATS."""
+
+    def __init__(self, nats: NatsServer, folder: Path) -> None:
+        self._url, self._folder = nats.url, folder
+        self.prefix = f"party{next(_parties)}"
+        self._all: list[Ownership] = []
+
+    def join(self, name: str, clock: ManualClock | None = None, seconds: float = 3600.0) -> tuple[Ownership, Lease]:
+        settings = JetstreamSettings(self._url, prefix=self.prefix, replicas=1, shards=1, lease_seconds=seconds)
+        member = Ownership(settings, LocalFiles(), str(self._folder / name), clock or ManualClock(NOW), name)
+        member.connect(name)
+        self._all.append(member)
+        assert member.lease is not None
+        return member, member.lease
+
+    def leave(self) -> None:
+        for member in self._all:
+            member.close()
+
+
+@pytest.fixture
+def party(nats: NatsServer, tmp_path: Path) -> Iterator[Party]:
+    party = Party(nats, tmp_path)
+    yield party
+    party.leave()
+
+
+def test_a_lease_that_is_given_away_goes_to_its_heir_and_counts_up(party: Party) -> None:
+    first, lease = party.join("a")
+    second, second_lease = party.join("b")
+    third, third_lease = party.join("c")
+    first.acquire()
+    first.nats.call(lease.advertise("127.0.0.1:1"))
+    waiting = [Background(second.acquire), Background(third.acquire)]
+    while third_lease.seen is None or not third_lease.seen.address:
+        pass
+    assert (third_lease.seen.name, third_lease.seen.epoch, third_lease.seen.address) == ("a", 1, "127.0.0.1:1")
+    first.nats.call(lease.release("c"))
+    waiting[1].wait()
+    assert (third_lease.held.name, third_lease.held.epoch, third_lease.is_valid()) == ("c", 2, True)
+    assert not lease.is_valid()
+    third.nats.call(third_lease.release())
+    waiting[0].wait()
+    assert (second_lease.held.name, second_lease.held.epoch) == ("b", 3)
+
+
+def test_a_lease_whose_heir_does_not_come_is_taken_by_another(party: Party) -> None:
+    clock = ManualClock(NOW)
+    first, lease = party.join("a")
+    second, second_lease = party.join("b", clock)
+    first.acquire()
+    waiting = Background(second.acquire)
+    first.nats.call(lease.release("nobody"))
+    while second_lease.seen is None or not second_lease.seen.released:
+        pass
+    assert not second_lease.is_valid()
+    clock.advance(HEIR_SECONDS)
+    waiting.wait()
+    assert second_lease.held.epoch == 2
+
+
+def test_a_server_that_gave_the_lease_away_takes_it_again_behind_its_heir(party: Party) -> None:
+    first, lease = party.join("a")
+    second, second_lease = party.join("b")
+    first.acquire()
+    first.nats.call(lease.release("b"))
+    waiting = Background(first.acquire)
+    second.acquire()
+    second.nats.call(second_lease.release("a"))
+    waiting.wait()
+    assert (lease.held.epoch, lease.is_valid(), lease.lost) == (3, True, None)
+
+
+def test_the_stream_of_an_earlier_version_gets_the_subjects_of_members(party: Party) -> None:
+    first, _ = party.join("a")
+    name = f"{party.prefix}-lease"
+    config = {"name": name, "subjects": [f"{party.prefix}.lease"], "max_msgs_per_subject": 1}
+    first.nats.call(first.nats.api(f"STREAM.CREATE.{name}", config))
+    first.acquire()
+    made = first.nats.call(first.nats.api(f"STREAM.INFO.{name}"))["config"]
+    assert made["subjects"] == [f"{party.prefix}.lease", f"{party.prefix}.lease.>"]
+
+
+def presence(member: Ownership, name: str, role: str = "member") -> Presence:
+    return Presence(name, member.owner, "host", "1", 1, role, NOW)
+
+
+def roles(member: Ownership) -> dict[str, tuple[str, bool]]:
+    return {one.name: (one.role, away) for one, _, away in member.members.all()}
+
+
+def test_members_hear_each_other_and_count_the_silence_by_their_own_clocks(party: Party) -> None:
+    clock = ManualClock(NOW)
+    first, _ = party.join("a", clock)
+    second, _ = party.join("b.c", ManualClock(NOW - 3_600_000))
+    first.acquire()
+    first.nats.call(first.members.start(lambda: presence(first, "a", "owner")))
+    second.nats.call(second.members.start(lambda: presence(second, "b.c")))
+    while roles(first) != {"a": ("owner", False), "b.c": ("member", False)}:
+        pass
+    while roles(second) != {"a": ("owner", False), "b.c": ("member", False)}:
+        pass
+    second.nats.call(second.members.stop())
+    while "b.c" in roles(first):
+        pass
+    third, _ = party.join("d")
+    third.nats.call(third.members.start(lambda: presence(third, "d")))
+    assert "b.c" not in roles(third)
+    while "d" not in roles(first):
+        pass
+    third.nats.stop()
+    clock.advance(AWAY_SECONDS + 1)
+    while not roles(first)["d"][1]:
+        clock.advance(AWAY_SECONDS + 1)
+    assert roles(first)["d"] == ("member", True)
+
+
+def test_a_member_that_was_there_before_is_away_until_it_is_heard(party: Party) -> None:
+    first, _ = party.join("a")
+    first.acquire()
+    first.nats.call(first.members.start(lambda: presence(first, "a", "owner")))
+    second, _ = party.join("b")
+    while not first.nats.call(first.nats.api(f"STREAM.INFO.{party.prefix}-lease"))["state"]["messages"] > 1:
+        pass
+    first.nats.stop()
+    second.nats.call(second.members.start(lambda: presence(second, "b")))
+    assert roles(second)["a"] == ("owner", True)
+
+
+def test_two_members_with_one_name_are_told(party: Party) -> None:
+    first, _ = party.join("a")
+    first.acquire()
+    second, _ = party.join("a")
+    first.nats.call(first.members.start(lambda: presence(first, "a", "owner")))
+    second.nats.call(second.members.start(lambda: presence(second, "a")))
+    while first.members.twin is None or second.members.twin is None:
+        pass
+    assert first.members.twin.process == second.owner

@@ -39,7 +39,7 @@ OpenTopic = Callable[[], Work[Topic]]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `kind` is `refusal`, `login`, `login-refused`, `logout`, `close` or `change`."""
+    """One record. `kind` is `refusal`, `login`, `login-refused`, `logout`, `close`, `move` or `change`."""
 
     kind: str
     time_ms: int
@@ -89,6 +89,10 @@ class Audit:
     def closed(self, by: Identity, connection: str) -> None:
         """Record that somebody has closed the connection of a client."""
         self._fold("close", by.name, by.source, "", connection)
+
+    def moved(self, by: Identity, member: str) -> None:
+        """Record that somebody has given the data of the cluster to another member."""
+        self._fold("move", by.name, by.source, "", member)
 
     def changed(self, by: Identity, version: int, before: list[Any], after: list[Any]) -> None:
         """Record a change of the table, with the entries before and after it."""

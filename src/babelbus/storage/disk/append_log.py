@@ -45,6 +45,8 @@ class _Mark(msgspec.Struct):
 class AppendLog:
     """A partition on disk without its cleaning; see `contract.PartitionLog`."""
 
+    is_owned = True
+
     def __init__(self, files: FileSystem, folder: str, settings: LogSettings, clock: Clock) -> None:
         self._files = files
         self._folder = folder

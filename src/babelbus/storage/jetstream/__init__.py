@@ -2,8 +2,20 @@
 
 from babelbus.storage.jetstream.cleaner import StreamLog
 from babelbus.storage.jetstream.files import ReplicatedFiles
+from babelbus.storage.jetstream.lease import Held
 from babelbus.storage.jetstream.membership import Membership, join
 from babelbus.storage.jetstream.ownership import Ownership
+from babelbus.storage.jetstream.presence import Members, Presence
 from babelbus.storage.jetstream.store import JetstreamStore
 
-__all__ = ["JetstreamStore", "Membership", "Ownership", "ReplicatedFiles", "StreamLog", "join"]
+__all__ = [
+    "Held",
+    "JetstreamStore",
+    "Members",
+    "Membership",
+    "Ownership",
+    "Presence",
+    "ReplicatedFiles",
+    "StreamLog",
+    "join",
+]

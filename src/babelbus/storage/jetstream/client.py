@@ -69,6 +69,8 @@ class Nats:
         """Called when the connection is lost: the outcome of what is under way is unknown."""
         self.on_ack: Callable[[list[str], Msg], None] = lambda parts, message: None
         """Called with the last parts of the reply's subject, and the acknowledgement."""
+        self._heard: list[tuple[str, Callable[[Msg], None]]] = []
+        """The subjects that are listened to, also after the next connection."""
         self._inbox = ""
         self._said = ""
         self._attempts = 0
@@ -148,6 +150,8 @@ class Nats:
             self._inbox = client.new_inbox()
             acks = await client.subscribe(f"{self._inbox}.*.*.*", cb=self._receive_ack)
             acks._pending_bytes_limit = 0
+            for subject, callback in self._heard:
+                await _subscribe(client, subject, callback)
             return
 
     async def wait_again(self, error: BaseException) -> None:
@@ -271,9 +275,25 @@ class Nats:
         return self._client
 
     @property
+    def address(self) -> str:
+        """The address of the NATS server that the connection goes to; empty without a connection."""
+        client = self._client
+        url = None if client is None or not client.is_connected else client.connected_url
+        return "" if url is None else url.netloc.rpartition("@")[2]
+
+    @property
     def payload_bytes_max(self) -> int:
         """The largest message that NATS takes."""
         return 2**20 if self._client is None else int(self._client.max_payload)
+
+    async def hear(self, subject: str, callback: Callable[[Msg], None]) -> None:
+        """Call back with each message on a subject from now on, as long as the server runs.
+
+        Raises:
+            NatsAwayError: NATS does not answer.
+        """
+        await _subscribe(self.client, subject, callback)
+        self._heard.append((subject, callback))
 
     async def publish(self, subject: str, data: bytes, sequence_before: int, token: str) -> None:
         """Send a message that must get the sequence behind `sequence_before`; `on_ack` is told the outcome."""
@@ -358,6 +378,13 @@ class Nats:
         finally:
             if not client.is_closed:
                 await replies.unsubscribe()
+
+
+async def _subscribe(client: Client, subject: str, callback: Callable[[Msg], None]) -> None:
+    async def receive(message: Msg) -> None:
+        callback(message)
+
+    await client.subscribe(subject, cb=receive)
 
 
 NO_MESSAGE = 10037

@@ -2,11 +2,14 @@
 
 The lease is the last message of a stream of its own, replaced by compare-and-set. Nobody compares clocks: the owner
 counts the time from when it sent its last renewal, others count from when they first saw it, both by the monotonic
-clock; so the owner's time ends first. An owner whose time ended acknowledges nothing until it has renewed the lease.
-The epochs of the streams keep order whatever clocks do; the lease says when it is time to take them over.
+clock; so the owner's time ends first. An owner whose time ended serves and acknowledges nothing until it has renewed
+the lease. The epochs of the streams keep order whatever clocks do; the lease says when it is time to take them over.
+
+A message on the subject of news, which no stream keeps, tells those who wait to look at once.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -22,13 +25,18 @@ from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError
 
 log = logging.getLogger(__name__)
 
-RENEWALS = 5
+RENEWALS = 10
 """How often an owner renews its lease within the time of the lease."""
-SAFE_SHARE = 0.8
+SAFE_SHARE = 0.9
 """The part of its time after which an owner that could not renew stops to acknowledge."""
+AGAIN_SECONDS = 0.1
+"""How soon a renewal is tried again that got no answer."""
+HEIR_SECONDS = 3.0
+"""How long the others wait for the server that a lease was given to."""
+SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
-class _Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True):
     """The lease: `owner` is a process, `place` a data folder, which one process has at a time."""
 
     owner: str
@@ -36,26 +44,61 @@ class _Held(msgspec.Struct, frozen=True):
     host: str
     seconds: float
     released: bool = False
+    name: str = ""
+    """The name of the owner among the members of a cluster."""
+    address: str = ""
+    """Where members of the cluster reach the owner, from when it serves."""
+    version: str = ""
+    epoch: int = 0
+    """How often the lease was acquired."""
+    since_ms: int = 0
+    """When it was acquired, by the clock of the owner: for people, never compared."""
+    heir: str = ""
+    """The member that a released lease was given to; the others wait for it for a while."""
 
 
 class Lease:
     """The right to write the streams of a prefix. Everything runs in the thread of the connection."""
 
     def __init__(
-        self, nats: Nats, prefix: str, owner: str, folder: str, seconds: float, replicas: int, clock: Clock
+        self,
+        nats: Nats,
+        prefix: str,
+        owner: str,
+        folder: str,
+        seconds: float,
+        replicas: int,
+        clock: Clock,
+        *,
+        name: str = "",
+        version: str = "",
     ) -> None:
         self._nats = nats
-        self._stream, self._subject = f"{prefix}-lease", f"{prefix}.lease"
+        self._stream, self._subject, self._news = f"{prefix}-lease", f"{prefix}.lease", f"{prefix}.news"
         host = socket.gethostname()
-        self._held = _Held(owner, f"{host}:{folder}", host, seconds)
+        self._held = Held(owner, f"{host}:{folder}", host, seconds, name=name, version=version)
         self._seconds, self._replicas, self._clock = seconds, replicas, clock
         self._sequence = 0
         self._until = 0.0
+        self._has_ended = False
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._is_made = False
+        self._seen = -1
+        """The sequence of the lease that was seen last, and since when."""
+        self._seen_at = 0.0
+        self.seen: Held | None = None
+        """The lease as it was seen last."""
         self.lost: StaleWriterError | None = None
         """Why the lease is another server's now."""
         self.on_ended: list[Callable[[StorageError], None]] = []
         """Called when the time ended, or the lease is another server's: nothing more may be acknowledged."""
+        self.on_seen: list[Callable[[], None]] = []
+        """Called when the lease that is `seen` has changed, while another server has it."""
+
+    # -- from any thread ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check that this server has the lease.
@@ -66,11 +109,19 @@ class Lease:
         """
         if self.lost is not None:
             raise self.lost
-        if not self._is_valid():
-            raise NatsAwayError("the lease could not be renewed in time; nothing is acknowledged until it is")
+        if not self.is_valid():
+            raise NatsAwayError("the lease could not be renewed in time; nothing is served or acknowledged until it is")
 
-    def _is_valid(self) -> bool:
+    def is_valid(self) -> bool:
+        """Return whether this server has the lease now, so that no other server can have it."""
         return self._clock.monotonic() < self._until
+
+    @property
+    def held(self) -> Held:
+        """The lease as this server has it."""
+        return self._held
+
+    # -- to have it --------------------------------------------------------------------------------------------------
 
     async def acquire(self) -> None:
         """Wait until no other server has the lease, then write it.
@@ -79,46 +130,102 @@ class Lease:
             NatsAwayError: NATS does not answer.
             NatsRefusedError: the stream of the lease cannot be made.
         """
-        await self._make()
-        seen, seen_at, said = 0, 0.0, False
+        if not self._is_made:
+            await self._make()
+            await self._nats.hear(self._news, lambda message: self._wake.set())
+            self._is_made = True
+        said = False
         while True:
+            self._wake.clear()
             sequence, held = await self._read()
-            now = self._clock.monotonic()
-            if sequence != seen:
-                seen, seen_at = sequence, now
-            free = held is None or held.released or held.place == self._held.place
-            if (free or (held is not None and now - seen_at >= held.seconds)) and await self._put(sequence):
-                self._task = self._nats.loop.create_task(self._renew())
+            self._look(sequence, held)
+            rest = self._rest(held)
+            if rest <= 0 and await self._take(sequence, held):
                 return
-            if not said and held is not None and not free:
+            if not said and held is not None and rest > 0:
                 said = True
                 log.warning(
                     "standing by: the server on %s owns the streams; taking over when its lease ends", held.host
                 )
-            await asyncio.sleep(self._seconds / RENEWALS / 2)
+            poll = self._seconds / RENEWALS / 2
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), min(poll, rest) if rest > 0 else AGAIN_SECONDS)
 
-    async def release(self) -> None:
-        """Return the lease at once, so that another server need not wait for its end."""
+    def _look(self, sequence: int, held: Held | None) -> None:
+        """Record the lease of another server, and since when it is so."""
+        if sequence == self._seen:
+            return
+        self._seen, self._seen_at, before = sequence, self._clock.monotonic(), self.seen
+        self.seen = held
+        if before != held:
+            for tell in self.on_seen:
+                tell()
+
+    def _rest(self, held: Held | None) -> float:
+        """Return how many seconds the lease must not be taken; 0 or less if it is free."""
+        if held is None:
+            return 0.0
+        silent = self._clock.monotonic() - self._seen_at
+        if held.released:
+            return 0.0 if held.heir in ("", self._held.name) else HEIR_SECONDS - silent
+        return 0.0 if held.place == self._held.place else held.seconds - silent
+
+    async def _take(self, sequence: int, held: Held | None) -> bool:
+        epoch = 1 if held is None else held.epoch + 1
+        self._held = msgspec.structs.replace(
+            self._held, epoch=epoch, since_ms=self._clock.now_ms(), address="", heir="", released=False
+        )
+        if not await self._put(sequence):
+            return False
+        self.lost, self._has_ended = None, False
+        self.seen = self._held
+        self._task = self._nats.loop.create_task(self._renew())
+        return True
+
+    async def advertise(self, address: str) -> None:
+        """Write the address at which members reach this server, which has the lease.
+
+        Raises:
+            StorageError: NATS does not answer; the next renewal has the address.
+        """
+        self._held = msgspec.structs.replace(self._held, address=address)
+        await self._put()
+        await self._tell()
+
+    async def release(self, heir: str = "") -> None:
+        """Return the lease at once, so that another server need not wait for its end; give it to `heir` if named."""
         if self._task is None:
             return
         self._task.cancel()
+        self._task = None
+        self._stop_timer()
         if self.lost is None:
             try:
-                await self._put(self._sequence, released=True)
+                self._held = msgspec.structs.replace(self._held, heir=heir, released=True, address="")
+                await self._put()
+                await self._tell()
             except NatsAwayError as error:
                 log.warning("the lease ends by itself: %s", error)
+        self._until, self._seen = 0.0, -1
+
+    async def _tell(self) -> None:
+        """Send the news to the servers that wait; without the news they look again in a while."""
+        with contextlib.suppress(Exception):  # of the client: the news are lost, and nothing depends on them
+            await self._nats.client.publish(self._news, b"")
+
+    # -- the record --------------------------------------------------------------------------------------------------
 
     async def _make(self) -> None:
         config: dict[str, Any] = {
             "name": self._stream,
-            "subjects": [self._subject],
+            "subjects": [self._subject, f"{self._subject}.>"],
             "storage": "file",
             "num_replicas": self._replicas,
             "max_msgs_per_subject": 1,
             "duplicate_window": 100_000_000,
         }
         try:
-            await self._nats.api(f"STREAM.INFO.{self._stream}")
+            made = (await self._nats.api(f"STREAM.INFO.{self._stream}"))["config"]
         except ApiError as error:
             if error.code != NO_STREAM:
                 raise NatsRefusedError(f"stream {self._stream}: {error}") from error
@@ -129,8 +236,14 @@ class Lease:
                     f"stream {self._stream} cannot be made with {self._replicas} replicas"
                     f" (jetstream.replicas): {refused}"
                 ) from refused
+            return
+        if made.get("subjects") == [self._subject]:  # an earlier version made it
+            try:
+                await self._nats.api(f"STREAM.UPDATE.{self._stream}", made | {"subjects": config["subjects"]})
+            except ApiError as refused:
+                raise NatsRefusedError(f"stream {self._stream}: {refused}") from refused
 
-    async def _read(self) -> tuple[int, _Held | None]:
+    async def _read(self) -> tuple[int, Held | None]:
         """Return the sequence of the lease, and who has it."""
         try:
             message = await self._nats.get_from_leader(self._stream, last_by_subj=self._subject)
@@ -139,47 +252,79 @@ class Lease:
         if message is None:
             return 0, None
         try:
-            return message.sequence, msgspec.json.decode(message.data, type=_Held)
+            return message.sequence, msgspec.json.decode(message.data, type=Held)
         except msgspec.DecodeError:
             log.error("stream %s: the lease is damaged, it counts as free", self._stream)
             return message.sequence, None
 
-    async def _put(self, sequence: int, *, released: bool = False) -> bool:
-        """Write the lease in the place of the message `sequence`; return whether that was still the last one."""
-        sent_at = self._clock.monotonic()
-        body = msgspec.json.encode(msgspec.structs.replace(self._held, released=released))
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(sequence)}
-        answer = msgspec.json.decode((await self._nats.ask(self._subject, body, headers)).data)
-        if "error" in answer:
-            if answer["error"].get("err_code") in WRONG_SEQUENCE:
-                return False
-            raise NatsAwayError(f"stream {self._stream}: {answer['error'].get('description')}")
-        self._sequence, self._until = answer["seq"], sent_at + self._seconds * SAFE_SHARE
-        return True
+    async def _put(self, expected: int | None = None) -> bool:
+        """Write the lease in the place of the message `expected`, or of our last one; return whether it was the last.
+
+        Raises:
+            NatsAwayError: NATS does not answer; the lease may be written.
+        """
+        async with self._writing:
+            sequence = self._sequence if expected is None else expected
+            sent_at = self._clock.monotonic()
+            headers = {SEQUENCE_HEADER: str(sequence)}
+            reply = await self._nats.ask(self._subject, msgspec.json.encode(self._held), headers)
+            answer = msgspec.json.decode(reply.data)
+            if "error" in answer:
+                if answer["error"].get("err_code") in WRONG_SEQUENCE:
+                    return False
+                raise NatsAwayError(f"stream {self._stream}: {answer['error'].get('description')}")
+            self._sequence, self._until = answer["seq"], sent_at + self._seconds * SAFE_SHARE
+            self._has_ended = False
+            self._watch()
+            return True
 
     async def _renew(self) -> None:
         """Update the lease again and again, until another server has it."""
-        said = False
         while True:
             await asyncio.sleep(self._seconds / RENEWALS)
-            try:
-                if not await self._put(self._sequence):
-                    sequence, held = await self._read()
-                    if held is None or held.owner == self._held.owner:  # an answer that did not come: it is stored
-                        self._sequence = sequence
-                        continue
-                    self.lost = StaleWriterError(
-                        f"the server on {held.host} has taken the lease of the streams; this one writes no more: stop"
-                        " or restart it"
-                    )
-                    self._end(self.lost)
-                    return
-            except StorageError as error:
-                if not self._is_valid() and not said:
-                    said = True
-                    self._end(NatsAwayError(f"the lease could not be renewed in time: {error}"))
-            else:
-                said = False
+            while True:
+                try:
+                    if not await self._put() and not await self._find():
+                        return
+                    break
+                except StorageError as error:
+                    self._check_time(error)
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _find(self) -> bool:
+        """Read the lease after a refused renewal; return whether it is still ours."""
+        while True:
+            sequence, held = await self._read()
+            if held is not None and held.owner != self._held.owner:
+                break
+            self._sequence = sequence  # an answer that did not come: the renewal is stored
+            if await self._put():
+                return True
+        self.lost = StaleWriterError(
+            f"the server on {held.host} has taken the lease of the streams; this one writes no more: stop or restart it"
+        )
+        self._until = 0.0
+        self._stop_timer()
+        self._end(self.lost)
+        return False
+
+    # -- the end of the time -----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Handle the end of the time at once, also while NATS lets a renewal wait."""
+        self._stop_timer()
+        rest = max(self._until - self._clock.monotonic(), 0.0)
+        self._timer = self._nats.loop.call_later(rest, self._check_time, None)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_time(self, error: StorageError | None) -> None:
+        if self.is_valid() or self._has_ended or self._task is None:
+            return
+        self._has_ended = True
+        self._end(NatsAwayError(f"the lease could not be renewed in time: {error or 'NATS does not answer'}"))
 
     def _end(self, error: StorageError) -> None:
         for tell in self.on_ended:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
+import babelbus
 from babelbus.clock import Clock
 from babelbus.config import JetstreamSettings
 from babelbus.errors import ConfigError, StorageError
@@ -15,6 +16,7 @@ from babelbus.storage.files import FileSystem
 from babelbus.storage.jetstream.client import ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError
 from babelbus.storage.jetstream.lease import Lease
+from babelbus.storage.jetstream.presence import Members
 from babelbus.storage.jetstream.shard import Shard
 from babelbus.storage.jetstream.streams import FIXED
 
@@ -28,8 +30,10 @@ PREFIX = re.compile(r"[A-Za-z0-9_-]{1,32}")
 class Ownership:
     """A process at the streams of one prefix. It may write when `acquire` has returned. Calls come from any thread."""
 
-    def __init__(self, settings: JetstreamSettings, files: FileSystem, folder: str, clock: Clock) -> None:
-        """Read the settings of the connection.
+    def __init__(
+        self, settings: JetstreamSettings, files: FileSystem, folder: str, clock: Clock, name: str = ""
+    ) -> None:
+        """Read the settings of the connection; `name` is that of a member of a cluster.
 
         Raises:
             ConfigError: a setting cannot be used.
@@ -54,8 +58,10 @@ class Ownership:
         self.lease: Lease | None = None
         if settings.lease_seconds:
             self.lease = Lease(
-                self.nats, settings.prefix, self.owner, folder, settings.lease_seconds, settings.replicas, clock
-            )
+                self.nats, settings.prefix, self.owner, folder, settings.lease_seconds, settings.replicas, clock,
+                name=name, version=babelbus.__version__,
+            )  # fmt: skip
+        self.members = Members(self.nats, settings.prefix, self.owner, clock)
         self._clock = clock
         self._shards: dict[str, Shard] = {}
 

@@ -51,6 +51,20 @@ class ReadableLog(WritableLog):
         """The sequences where reads ended, by subject and offset: the next read begins there."""
         super().__init__(*arguments)
 
+    @property
+    def is_owned(self) -> bool:  # type: ignore[override]
+        """Whether the lease is valid, and nobody else has taken the stream."""
+        return self.shard.is_owned
+
+    def read(self, offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Return stored records, all checked; see `contract.PartitionLog`.
+
+        Raises:
+            StaleWriterError, NatsAwayError: another server may write the partition, so what is read may be old.
+        """
+        self.shard.check_owner()
+        return super().read(offset, bytes_max, end_offset)
+
     def _collect(self, offset: int, end_offset: int, bytes_max: int) -> Chunk:
         at, room, base_offset = offset, bytes_max, -1
         parts: list[bytes] = []

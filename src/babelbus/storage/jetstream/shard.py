@@ -180,10 +180,31 @@ class Shard:
     async def close(self) -> None:
         """Stop to write."""
         self._state = _State.CLOSED
+        if self._lost in self._nats.on_lost:
+            self._nats.on_lost.remove(self._lost)
+        if self.lease is not None and self.end in self.lease.on_ended:
+            self.lease.on_ended.remove(self.end)
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether no other server can write the stream now. From any thread."""
+        return self.failure is None and (self.lease is None or self.lease.is_valid())
+
+    def check_owner(self) -> None:
+        """Check that no other server can write the stream now. From any thread.
+
+        Raises:
+            StaleWriterError: another server has taken the stream, or the lease.
+            NatsAwayError: the lease could not be renewed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self.lease is not None:
+            self.lease.check()
 
     @property
     def epoch(self) -> int:
