@@ -16,7 +16,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SPARK = ("tests/spark",)
-PROCESSES = ("tests/cli", "tests/crash", "tests/documentation", "tests/end_to_end", "tests/examples", "tests/server")
+PROCESSES = (
+    "tests/cli",
+    "tests/cluster",
+    "tests/crash",
+    "tests/documentation",
+    "tests/end_to_end",
+    "tests/examples",
+    "tests/server",
+)
 PARTS = {
     "rest": tuple(f"--ignore={path}" for path in (*SPARK, *PROCESSES)),
     "processes": PROCESSES,

@@ -29,10 +29,17 @@ def frame(surplus: int, header: dict[str, Any] | bytes, body: object = None) -> 
 class MeshClient:
     """One connection; `seq` of each request is a number."""
 
-    def __init__(self, address: str, surplus: int = NEW, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        surplus: int = NEW,
+        context: ssl.SSLContext | None = None,
+        *,
+        timeout_seconds: float = SAFETY_NET_SECONDS,
+    ) -> None:
         self.surplus = surplus
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS)
+        self.socket = socket.create_connection((host, int(port)), timeout=timeout_seconds)
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
         self._data = b""

@@ -10,7 +10,7 @@ import subprocess
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -43,15 +43,16 @@ def free_ports(count: int) -> list[int]:
 class NatsServer:
     """One server, which can be killed, stopped for a while, and started again with what it stored."""
 
-    def __init__(self, folder: str, name: str, port: int, more: str = "", *, sync: str = "2m") -> None:
+    def __init__(self, folder: str, name: str, port: int, more: str = "", *, sync: str = "2m", store: str = "") -> None:
         self.name, self.port, self.folder = name, port, folder
         self.url = f"nats://127.0.0.1:{port}"
         self._config = os.path.join(folder, f"{name}.conf")
         self._process: subprocess.Popen[bytes] | None = None
+        store = store or f"{folder}/{name}"
         with open(self._config, "w", encoding="utf-8") as file:
             file.write(
                 f'server_name: {name}\nlisten: "127.0.0.1:{port}"\n'
-                f'jetstream {{ store_dir: "{folder}/{name}", sync_interval: {sync} }}\n{more}\n'
+                f'jetstream {{ store_dir: "{store}", sync_interval: {sync} }}\n{more}\n'
             )
 
     def start(self) -> None:
@@ -98,8 +99,8 @@ def nats_server(more: str = "", *, sync: str = "2m") -> Iterator[NatsServer]:
 
 
 @contextmanager
-def nats_cluster(*, sync: str = "2m") -> Iterator[list[NatsServer]]:
-    """Run a cluster of three servers."""
+def nats_cluster(*, sync: str = "2m", stores: Sequence[str] = ("", "", "")) -> Iterator[list[NatsServer]]:
+    """Run a cluster of three servers; `stores` are the folders of their streams, if others than theirs."""
     with tempfile.TemporaryDirectory() as folder:
         ports = free_ports(6)
         routes = ", ".join(f"nats-route://127.0.0.1:{port}" for port in ports[3:])
@@ -108,6 +109,7 @@ def nats_cluster(*, sync: str = "2m") -> Iterator[list[NatsServer]]:
                 folder, f"n{number}", ports[number],
                 f'cluster {{ name: c, listen: "127.0.0.1:{ports[3 + number]}", routes: [{routes}]\n'
                 "no_advertise: true }", sync=sync,  # clients stay on the way that they were given
+                store=stores[number],
             )
             for number in range(3)
         ]  # fmt: skip

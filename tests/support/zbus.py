@@ -20,9 +20,11 @@ BODY_BYTES_MAX = 2**30
 class _Socket:
     """A connection that is closed with `with`."""
 
-    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: str, context: ssl.SSLContext | None = None, *, timeout_seconds: float = SAFETY_NET_SECONDS
+    ) -> None:
         host, port = address.rsplit(":", 1)
-        plain = socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS)
+        plain = socket.create_connection((host, int(port)), timeout=timeout_seconds)
         self.socket = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
 
     def __enter__(self) -> Self:
@@ -97,8 +99,10 @@ def request_of(method: str = "POST", url: str = "/", body: bytes = b"", /, **hea
 class SocketClient(_Socket):
     """A WebSocket client."""
 
-    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
-        super().__init__(address, context)
+    def __init__(
+        self, address: str, context: ssl.SSLContext | None = None, *, timeout_seconds: float = SAFETY_NET_SECONDS
+    ) -> None:
+        super().__init__(address, context, timeout_seconds=timeout_seconds)
         self.socket.sendall(encode_upgrade_request("localhost", "/any/path", make_key()))
         responses = ResponseDecoder()
         while not (found := responses.responses()):

@@ -1,0 +1,574 @@
+"""Clients of every protocol, each in a thread, that go from member to member of a cluster and note what they see.
+
+A client that loses its connection, or hears nothing for too long, goes to a random member, as programs do that know
+several addresses. One client of jebp stays at its member and sends again by itself, which may store nothing twice.
+"""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import aclosing, closing
+from typing import Any, TypeVar
+
+from babelbus.client import BlockingClient, Client
+from babelbus.clients.jebp.errors import ClientError
+from babelbus.clients.sbus import Client as SbusClient
+from babelbus.errors import BabelbusError
+from babelbus.protocols.sbus.messages import Publish
+from babelbus.protocols.worterbuch.errors import ErrorCode
+from tests.cluster.history import History, Style
+from tests.support.cluster import BusCluster, Member, until
+from tests.support.eventmesh import AGENT, MeshClient
+from tests.support.zbus import SocketClient
+
+PARTITIONS = 2
+REPLY_SECONDS = 10.0
+"""A client that waits longer for an answer goes to another member; the outcome is unknown."""
+QUIET_SECONDS = 6.0
+"""A consumer that hears nothing for so long goes to another member."""
+PAUSE_SECONDS = 0.05
+PACE_SECONDS = 0.01
+"""Between what one publisher sends: the machine should be busy with faults, not with traffic alone."""
+LOOK_SECONDS = 0.5
+WINDOW = 20
+KEYS = 3
+LOST = (OSError, ClientError, EOFError)
+T = TypeVar("T")
+
+
+class RefusedError(Exception):
+    """The server answered with an error: the client goes to another member."""
+
+
+class Actor(threading.Thread):
+    """One client. `session` works with one member until it is over; `stop` ends it."""
+
+    def __init__(self, name: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
+        super().__init__(name=name, daemon=True)
+        self.cluster, self.history, self.chance = cluster, history, random.Random(chance.random())
+        self.stopping = threading.Event()
+        self.failure = ""
+        self.losses = 0
+        """How often a session has ended."""
+        self.sessions = 0
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                member = self.chance.choice(self.cluster.members)
+                self.sessions += 1
+                try:
+                    self.session(member)
+                except (*LOST, RefusedError):
+                    self.losses += 1
+                self.stopping.wait(PAUSE_SECONDS)
+        except BaseException:
+            self.failure = traceback.format_exc()
+            self.history.add(self.name, "due", value=self.failure)
+
+    def session(self, member: Member) -> None:
+        """Work with a member.
+
+        Raises:
+            OSError, ClientError, EOFError, RefusedError: go to another member.
+        """
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self.stopping.set()
+
+
+class Publisher(Actor):
+    """Publishes numbers, which begin with its name."""
+
+    def __init__(self, name: str, topic: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
+        super().__init__(name, cluster, history, chance)
+        self.topic = topic
+        self._next = 0
+
+    def goes_on(self) -> bool:
+        """Wait for the next turn; return False when it is to stop."""
+        return not self.stopping.wait(PACE_SECONDS)
+
+    def value(self) -> str:
+        """Return a value that was not sent before, and note that it is sent."""
+        value = f"{self.name}-{self._next}"
+        self._next += 1
+        self.history.add(self.name, "sent", topic=self.topic, value=value)
+        return value
+
+    def acked(self, value: str, partition: int = -1, offset: int = -1) -> None:
+        """Note an acknowledgement."""
+        self.history.add(self.name, "acked", topic=self.topic, value=value, partition=partition, offset=offset)
+
+    def unknown(self, value: str) -> None:
+        """Note that nobody knows whether the record is stored."""
+        self.history.add(self.name, "unknown", topic=self.topic, value=value)
+
+
+class JebpPublisher(Publisher):
+    """One record or a batch at a time; gives up with its connection."""
+
+    reconnect = False
+    timeout_seconds = REPLY_SECONDS
+
+    def session(self, member: Member) -> None:
+        with closing(
+            BlockingClient(
+                member.addresses["jebp"],
+                identity=self.cluster.identity,
+                reconnect=self.reconnect,
+                request_timeout_seconds=self.timeout_seconds,
+                reconnect_seconds_max=1.0,
+            )
+        ) as client:
+            client.__enter__()
+            while self.goes_on():
+                self._publish(client, [self.value() for _ in range(self.chance.choice([1, 1, 5, 30]))])
+
+    def _publish(self, client: BlockingClient, values: list[str]) -> None:
+        partition = self.chance.randrange(PARTITIONS)
+        try:
+            stored = client.publish_many(self.topic, [value.encode() for value in values], partition=partition)
+        except BabelbusError:
+            for value in values:
+                self.unknown(value)
+            raise
+        (batch,) = stored
+        for number, value in enumerate(values):
+            self.acked(value, batch.partition, batch.base_offset + number)
+
+
+class StayingPublisher(JebpPublisher):
+    """Keeps one client, which connects and sends again by itself: each record is stored once."""
+
+    reconnect = True
+    timeout_seconds = 300.0
+
+
+class QueuePublisher(Publisher):
+    """Publishes over zbus, some messages at a time."""
+
+    def session(self, member: Member) -> None:
+        with SocketClient(member.addresses["zbus"], timeout_seconds=REPLY_SECONDS) as client:
+            while self.goes_on():
+                waiting = [self.value() for _ in range(self.chance.choice([1, 1, 4]))]
+                try:
+                    for value in waiting:
+                        client.say("pub", value, mq=self.topic, id=value)
+                    for _ in range(len(waiting)):
+                        answer = client.next()
+                        if answer["status"] != 200:
+                            raise RefusedError(answer)
+                        assert answer["headers"]["id"] == waiting[0]
+                        self.acked(waiting.pop(0))
+                finally:
+                    for value in waiting:
+                        self.unknown(value)
+
+
+class MeshPublisher(Publisher):
+    """Publishes over EventMesh."""
+
+    def session(self, member: Member) -> None:
+        with MeshClient(member.addresses["eventmesh-tcp"], timeout_seconds=REPLY_SECONDS) as client:
+            greet(client, "pub")
+            while self.goes_on():
+                value = self.value()
+                try:
+                    if client.publish(self.topic, value)["code"] != 0:
+                        raise RefusedError(value)
+                except (*LOST, RefusedError):
+                    self.unknown(value)
+                    raise
+                self.acked(value)
+
+
+class Talker(Publisher):
+    """Publishes over sbus, which acknowledges nothing, on the machine of the owner."""
+
+    def session(self, member: Member) -> None:
+        client = SbusClient(member.addresses["sbus"], timeout_seconds=REPLY_SECONDS)
+        try:
+            while self.goes_on():
+                client.publish(f"{self.topic}/line".encode(), self.value().encode())
+                client.whoami()  # waits: sbus has no other way to be slowed down
+                self.history.add(self.name, "done", value="talked")
+        finally:
+            client.close()
+
+
+def greet(client: MeshClient, purpose: str, **agent: object) -> None:
+    """Say hello, and go elsewhere if the answer is an error."""
+    answer = client.ask("HELLO_REQUEST", {**AGENT, "purpose": purpose, **agent})
+    if answer["code"] != 0:
+        raise RefusedError(answer)
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+class Consumer(Actor):
+    """Reads a topic; a session that hears nothing for a while ends."""
+
+    style: Style
+
+    def __init__(self, name: str, topic: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
+        super().__init__(name, cluster, history, chance)
+        self.topic = topic
+        self.values: set[str] = set()
+
+    def joined(self) -> None:
+        """Note the begin of a session."""
+        self.history.add(self.name, "joined", topic=self.topic, session=self.sessions, style=self.style)
+
+    def got(self, value: str, partition: int = -1, offset: int = -1) -> None:
+        """Note a record."""
+        self.history.add(
+            self.name, "got", topic=self.topic, session=self.sessions, style=self.style,
+            value=value, partition=partition, offset=offset,
+        )  # fmt: skip
+        self.values.add(value)
+
+
+class AsyncConsumer(Consumer):
+    """A consumer with the asynchronous client of jebp."""
+
+    def session(self, member: Member) -> None:
+        asyncio.run(self._session(member))
+
+    async def _session(self, member: Member) -> None:
+        client = Client(
+            member.addresses["jebp"],
+            identity=self.cluster.identity,
+            reconnect=False,
+            request_timeout_seconds=REPLY_SECONDS,
+        )
+        async with client:
+            self.joined()
+            await self.consume(client)
+
+    async def consume(self, client: Client) -> None:
+        """Read until the session is over."""
+        raise NotImplementedError
+
+    async def each(self, source: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Yield what comes, until nothing comes for a while or the consumer is stopped."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while True:
+            task = asyncio.ensure_future(anext(source))
+            try:
+                while not task.done():
+                    await asyncio.wait({task}, timeout=LOOK_SECONDS)
+                    if self.stopping.is_set() or loop.time() - heard > QUIET_SECONDS:
+                        return
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+            heard = loop.time()
+            yield task.result()
+
+
+class Follower(AsyncConsumer):
+    """Reads one partition by offset, and goes on where it was."""
+
+    style = "follow"
+
+    def __init__(
+        self, name: str, topic: str, partition: int, cluster: BusCluster, history: History, chance: random.Random
+    ) -> None:
+        super().__init__(name, topic, cluster, history, chance)
+        self._partition = partition
+        self._offset = 0
+
+    async def consume(self, client: Client) -> None:
+        batches = client.follow_batches(self.topic, offset=self._offset, partition=self._partition)
+        async with aclosing(batches), aclosing(self.each(batches)) as each:  # type: ignore[type-var]
+            async for batch in each:
+                for record in batch.records():
+                    assert record.payload is not None
+                    self.got(record.payload.decode(), self._partition, record.offset)
+                    self._offset = record.offset + 1
+
+
+class GroupMember(AsyncConsumer):
+    """A member of a consumer group of jebp, which acks everything."""
+
+    style = "group"
+
+    async def consume(self, client: Client) -> None:
+        consumer = client.consume(self.topic, f"group-{self.name}", start="beginning", window=WINDOW)
+        async with consumer, aclosing(self.each(consumer)) as each:  # type: ignore[type-var]
+            async for message in each:
+                assert message.payload is not None
+                self.got(message.payload.decode(), message.partition, message.offset)
+                message.ack()
+
+
+class SocketConsumer(Consumer):
+    """A consumer with a blocking client, that is asked for what came now and then."""
+
+    def listen(self, client: Any, take: Any) -> None:
+        """Take what comes, until nothing comes for a while or the consumer is stopped."""
+        client.socket.settimeout(LOOK_SECONDS)
+        quiet = 0.0
+        while not self.stopping.is_set() and quiet < QUIET_SECONDS:
+            try:
+                take(client)
+                quiet = 0.0
+            except TimeoutError:
+                quiet += LOOK_SECONDS
+
+
+class QueueConsumer(SocketConsumer):
+    """A channel of zbus. What was on its way to a connection that is lost counts as delivered."""
+
+    style = "queue"
+
+    def session(self, member: Member) -> None:
+        with SocketClient(member.addresses["zbus"], timeout_seconds=REPLY_SECONDS) as client:
+            if client.do("create", mq=self.topic, channel="reader")["status"] != 200:
+                raise RefusedError(self.topic)
+            client.say("sub", mq=self.topic, channel="reader", window=WINDOW, ack=False)
+            self.joined()
+            self.listen(client, self._take)
+
+    def _take(self, client: SocketClient) -> None:
+        message = client.next()
+        if "status" in message:
+            raise RefusedError(message)
+        self.got(message["body"], 0, int(message["headers"]["offset"]))
+        if message["headers"]["window"] == "0":
+            client.say("sub", mq=self.topic, channel="reader", window=WINDOW, ack=False)
+
+
+class MeshConsumer(SocketConsumer):
+    """A consumer group of EventMesh."""
+
+    style = "group"
+
+    def session(self, member: Member) -> None:
+        with MeshClient(member.addresses["eventmesh-tcp"], timeout_seconds=REPLY_SECONDS) as client:
+            greet(client, "sub", group=f"group-{self.topic}")
+            item = {"topic": self.topic, "mode": "CLUSTERING", "type": "ASYNC"}
+            for command, body in (("SUBSCRIBE_REQUEST", {"topicList": [item]}), ("LISTEN_REQUEST", None)):
+                if client.ask(command, body)["code"] != 0:
+                    raise RefusedError(command)
+            self.joined()
+            self.listen(client, self._take)
+
+    def _take(self, client: MeshClient) -> None:
+        header, body = client.next()
+        if not header["cmd"].endswith("_TO_CLIENT"):
+            raise RefusedError(header)  # the server leaves, and says so
+        self.got(body["body"])
+        client.send(f"{header['cmd']}_ACK", json.dumps(body), seq=header["seq"])
+
+
+class Listener(SocketConsumer):
+    """Hears a topic over sbus while it is there."""
+
+    style = "live"
+
+    def session(self, member: Member) -> None:
+        client = SbusClient(member.addresses["sbus"], timeout_seconds=REPLY_SECONDS)
+        try:
+            client.subscribe(f"{self.topic}/".encode())
+            client.whoami()
+            self.joined()
+            self.listen(client, self._take)
+        finally:
+            client.close()
+
+    def _take(self, client: SbusClient) -> None:
+        message = client.receive()
+        if isinstance(message, Publish) and message.payload is not None:
+            self.got(message.payload.decode())
+
+
+class EndReader(AsyncConsumer):
+    """Asks for the ends of partitions."""
+
+    style = "live"
+
+    async def consume(self, client: Client) -> None:
+        while not self.stopping.is_set():
+            begun = time.monotonic()
+            (positions,) = await client.positions([self.topic], None)
+            for partition, bounds in enumerate(positions.partitions):
+                self.history.add(
+                    self.name, "end", topic=self.topic, partition=partition, offset=bounds.high_watermark, begun=begun
+                )
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+# -- the state ---------------------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """A connection of Wörterbuch, as lines of JSON."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), REPLY_SECONDS)
+        self._lines = self.socket.makefile("rb")
+        try:
+            self.client_id = self.next()["welcome"]["clientId"]
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, *messages: dict[str, Any]) -> None:
+        """Send messages with one write."""
+        self.socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    def next(self) -> Any:
+        """Return the next message."""
+        line = self._lines.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the server closed the connection")
+        return json.loads(line)
+
+    def ask(self, name: str, **fields: Any) -> Any:
+        """Send a request and return what comes next."""
+        self.send({name: {"transactionId": 1, **fields}})
+        return self.next()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._lines.close()
+        self.socket.close()
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class StateWriter(Actor):
+    """Counts upwards in some keys of its own."""
+
+    def __init__(self, name: str, prefix: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
+        super().__init__(name, cluster, history, chance)
+        self._prefix = prefix
+        self._last = 0
+
+    def session(self, member: Member) -> None:
+        with Lines(member.addresses["worterbuch-tcp"]) as client:
+            while not self.stopping.wait(PACE_SECONDS):
+                self._set(client, self.chance.choice([1, 1, 5]))
+
+    def _set(self, client: Lines, count: int) -> None:
+        waiting = []
+        for _ in range(count):
+            self._last += 1
+            key = f"{self._prefix}/{self._last % KEYS}"
+            waiting.append((key, self._last))
+            self.history.add(self.name, "set", topic=key, number=self._last)
+        try:
+            client.send(*[{"set": {"transactionId": number, "key": key, "value": number}} for key, number in waiting])
+            while waiting:
+                answer = client.next()
+                key, number = waiting[0]
+                if "ack" not in answer:
+                    raise RefusedError(answer)
+                assert answer["ack"]["transactionId"] == number
+                self.history.add(self.name, "set_acked", topic=key, number=number)
+                waiting.pop(0)
+        finally:
+            for key, number in waiting:
+                self.history.add(self.name, "set_unknown", topic=key, number=number)
+
+
+class StateReader(Actor):
+    """Reads the keys of a writer."""
+
+    def __init__(self, name: str, prefix: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
+        super().__init__(name, cluster, history, chance)
+        self._prefix = prefix
+
+    def session(self, member: Member) -> None:
+        with Lines(member.addresses["worterbuch-tcp"]) as client:
+            for _ in range(200):  # and on to another member
+                if self.stopping.wait(PAUSE_SECONDS / 5):
+                    return
+                for number in range(KEYS):
+                    self.look(client, f"{self._prefix}/{number}")
+
+    def look(self, client: Lines, key: str) -> None:
+        """Read a key and note its value."""
+        begun = time.monotonic()
+        self.history.add(self.name, "found", topic=key, number=get(client, key) or 0, begun=begun)
+
+
+def get(client: Lines, key: str) -> int | None:
+    """Return the value of a key, None if it has none."""
+    answer = client.ask("get", key=key)
+    if "state" in answer:
+        return int(answer["state"]["value"])
+    if answer.get("err", {}).get("errorCode") == ErrorCode.NO_SUCH_VALUE:
+        return None
+    raise RefusedError(answer)
+
+
+class Mourner(Actor):
+    """Has a lock and a last will; after each loss of its connection the will must be executed and the lock be free."""
+
+    def __init__(self, name: str, prefix: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
+        super().__init__(name, cluster, history, chance)
+        self._prefix = prefix
+        self._number = 0
+        self._due: list[str] = []
+
+    def session(self, member: Member) -> None:
+        with Lines(member.addresses["worterbuch-tcp"]) as client:
+            if self._due and not self._is_done(client):
+                return  # soon again, through another member
+            self._number += 1
+            key = f"{self._prefix}/will/{self._number}"
+            will = [{"key": key, "value": 1}]
+            for request in (
+                {"name": "set", "key": f"$SYS/clients/{client.client_id}/lastWill", "value": will},
+                {"name": "lock", "key": f"{self._prefix}/lock"},
+            ):
+                if "ack" not in (answer := client.ask(**request)):
+                    raise RefusedError(answer)
+            self._due = [key]
+            self.history.add(self.name, "due", value=key)
+            while not self.stopping.wait(PAUSE_SECONDS):
+                get(client, f"{self._prefix}/0")  # until the connection is lost
+
+    def _is_done(self, client: Lines) -> bool:
+        """Return whether the last will is executed and the lock is free."""
+        if get(client, self._due[0]) is None:
+            return False
+        answer = client.ask("lock", key=f"{self._prefix}/lock")
+        if "ack" not in answer or "ack" not in client.ask("releaseLock", key=f"{self._prefix}/lock"):
+            return False
+        self.history.add(self.name, "done", value=self._due.pop())
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Stop; then see that the last session's will and lock are dealt with, too."""
+        self.stop()
+        self.join(seconds)
+
+        def is_done() -> bool:
+            if not self._due:
+                return True
+            try:
+                with Lines(self.chance.choice(self.cluster.members).addresses["worterbuch-tcp"]) as client:
+                    return self._is_done(client)
+            except (*LOST, RefusedError):
+                return False
+
+        return until(is_done, seconds)
