@@ -9,7 +9,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -153,6 +153,7 @@ class Catalog:
             self._catalog.erase(token)
             finished[token] = name
         self._cut_short = set(finished.values())
+        stored_topics: dict[str, _Kept] = {}
         for name in self._catalog.topics():
             try:
                 kept = self._load_settings(name)
@@ -169,16 +170,39 @@ class Catalog:
                     name, kept.partitions - stored, kept.partitions, kept.settings.engine,
                 )  # fmt: skip
             kept = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
-            backend = self._backend(kept.settings.engine)
-            self._add_topic(name, kept, self._open_logs(backend, name, kept.settings, range(kept.partitions)))
-            if kept.owner:
-                self.quotas.restore(name_of_owner(kept.owner), "topics")
+            stored_topics[name] = kept
+        self._open_topics(stored_topics)
         names = {*self._topics, *self._topics.damaged}
         public = {name for name in names if not name.startswith(RESERVED_PREFIX)}
         self._table.replace(public)
         if public:
             arrays.load()  # their records need it, and nobody waits yet
         return finished
+
+    def _open_topics(self, stored: dict[str, _Kept]) -> None:
+        """Open the logs of topics, of some engines several at once."""
+        pools: dict[str, ThreadPoolExecutor] = {}
+        opening: dict[str, Future[list[PartitionLog]]] = {}
+        try:
+            for name, kept in stored.items():
+                settings, backend = kept.settings, self._backend(kept.settings.engine)
+                if backend.fit.opens_at_once > 1:
+                    pool = pools.get(backend.engine)
+                    if pool is None:
+                        pool = pools[backend.engine] = ThreadPoolExecutor(backend.fit.opens_at_once)
+                    opening[name] = pool.submit(self._open_logs, backend, name, settings, range(kept.partitions))
+            for name, kept in stored.items():
+                if name in opening:
+                    logs = opening[name].result()
+                else:
+                    backend = self._backend(kept.settings.engine)
+                    logs = self._open_logs(backend, name, kept.settings, range(kept.partitions))
+                self._add_topic(name, kept, logs)
+                if kept.owner:
+                    self.quotas.restore(name_of_owner(kept.owner), "topics")
+        finally:
+            for pool in pools.values():
+                pool.shutdown(cancel_futures=True)
 
     def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
         """Return a topic of the server's own with these settings; make it at the first start. Blocks, as `open` does.

@@ -76,6 +76,8 @@ class Fit(msgspec.Struct, frozen=True):
     """A read may wait for a device: it is done in a reader's thread, never in the event loop."""
     appends_wait: bool = False
     """`append` only queues: `durable` writes, and until then no ack level but `accepted` is reached."""
+    opens_at_once: int = 1
+    """How many partitions a start opens at once: more than 1 if each asks another machine."""
     volatile: bool = False
     """Nothing survives the process: no flush is asked for."""
 

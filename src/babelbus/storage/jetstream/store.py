@@ -61,7 +61,7 @@ class _Removal(msgspec.Struct, frozen=True):
 class JetstreamStore:
     """The topics of one prefix; see `contract.Store`."""
 
-    fit = Fit(appends_wait=True)
+    fit = Fit(appends_wait=True, opens_at_once=16)
 
     def __init__(
         self,
@@ -148,16 +148,18 @@ class JetstreamStore:
             before = self._writers.get((topic, partition))
             if before is not None:
                 before.fence_off()
-            number, count = self._topics.get(topic, (zlib.crc32(topic.encode()) % len(self.shards), 0))
+            number, _ = self._topics.get(topic, (zlib.crc32(topic.encode()) % len(self.shards), 0))
             shard = self.shards[number]
             if shard.failure is not None:
                 raise shard.failure
             for old in [old for old, (_, removal) in self._removed.items() if removal.topic == topic]:
                 self._purge(old)
-            opened = StreamLog(
-                self._cache, self.nats, shard, f"{shard.prefix}.{token}.{partition}", topic, partition, settings,
-                self._clock, self._room, self._settings.timeout_seconds,
-            )  # fmt: skip
+        opened = StreamLog(
+            self._cache, self.nats, shard, f"{shard.prefix}.{token}.{partition}", topic, partition, settings,
+            self._clock, self._room, self._settings.timeout_seconds,
+        )  # fmt: skip
+        with self._lock:
+            number, count = self._topics.get(topic, (number, 0))
             self._topics[topic] = number, max(count, partition + 1)
             self._writers[topic, partition] = opened
         return opened
