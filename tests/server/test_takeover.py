@@ -11,7 +11,7 @@ pytest.importorskip("nats", reason="clusters are not tested: the package nats-py
 
 import nats as nats_client
 
-from tests.cli.shell import Shell
+from tests.cli.shell import Served, Shell
 from tests.support.nats import NatsServer
 
 CONFIG = """
@@ -20,6 +20,7 @@ enabled = true
 name = "{name}"
 [jetstream]
 servers = "{url}"
+prefix = "{prefix}"
 replicas = 1
 shards = 2
 lease_seconds = 2
@@ -28,21 +29,28 @@ commit_seconds = 0.2
 """
 
 
+UNCHANGED = ("orders", "state", "principals", "access", "keys")
 KEYS = ("server_key", "admin_key", "admin_token", "access.key")
 
 
 class Member(Shell):
     """A member with a folder of its own. It serves when `serve` returns."""
 
-    def __init__(self, folder: Path, name: str, url: str) -> None:
+    def __init__(self, folder: Path, name: str, url: str, prefix: str = "bb") -> None:
         super().__init__(folder / name)
-        self.folder.mkdir()
-        (self.folder / "bus.toml").write_text(CONFIG.format(name=name, url=url))
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "bus.toml").write_text(CONFIG.format(name=name, url=url, prefix=prefix))
+
+    def begin(self) -> None:
+        """Start the process; it may have to wait for the owner."""
         self.process = self.start(
             "serve", "--server-any-port", "--json", "--log-level", "warning", "--config", "bus.toml"
         )
 
     def serve(self) -> None:
+        """Return when it listens."""
+        if not hasattr(self, "process"):
+            self.begin()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
@@ -68,17 +76,16 @@ async def stored_cursor(url: str, offset: int) -> None:
                 return
 
 
-def kept(member: Member) -> dict[str, Any]:
+def kept(member: Shell) -> dict[str, Any]:
     """Return what a client sees of a member, but for what belongs to the process."""
     return {
-        "topics": member.rows("topics", "list", "--json"),
+        "topics": {row["name"]: row["settings"] for row in member.rows("topics", "list", "--json")},
         "orders": member.rows("fetch", "orders", "--json"),
         "state": member.run("state", "get", "plant/line"),
         "principals": member.rows("principals", "list", "--json"),
         "access": member.rows("access", "list", "--json"),
         "audit": member.rows("audit", "--json"),
         "keys": {name: (member.data / "conf" / name).read_bytes() for name in KEYS},
-        "shown": member.run("topics", "show", "orders", "--json"),
     }
 
 
@@ -88,6 +95,7 @@ def test_a_member_with_an_empty_folder_has_everything_when_the_owner_was_killed(
     first = Member(tmp_path, "first", nats.url)
     first.serve()
     second = Member(tmp_path, "second", nats.url)
+    second.begin()
     second.wait_for("standing by")
     first.run("topics", "create", "orders", "--retention-seconds", "7d")
     first.run("topics", "create", "quick", "--engine", "memory")
@@ -110,3 +118,35 @@ def test_a_member_with_an_empty_folder_has_everything_when_the_owner_was_killed(
     assert not (second.data / "topics").exists()
     for member in (first, second):
         member.kill_started()
+
+
+def test_a_whole_data_folder_moves_into_a_cluster(nats: NatsServer, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    alone = Served(tmp_path / "old")
+    alone.run("topics", "create", "orders", "--retention-seconds", "7d")
+    alone.run("publish", "orders", input="\n".join(str(number) for number in range(10)))
+    alone.run("consume", "orders", "--group", "w", "--from", "beginning", "--max", "4")
+    alone.run("state", "set", "plant/line", "7")
+    alone.run("principals", "add", "sensor7", "--api-key")
+    alone.run("access", "grant", "sensor7", "publish", "orders")
+    before = kept(alone)
+    assert alone.stop() == 0
+    member = Member(tmp_path, "old", nats.url, "moved")
+    assert "no topics" in member.run("migrate", "--config", "bus.toml", "orders", code=1)
+    said = member.run("migrate", "--config", "bus.toml")
+    assert "orders: 1 partition moved" in said
+    assert "$state: 1 partition moved" in said
+    assert "was moved into its cluster before" in member.run("migrate", "--config", "bus.toml", "--remove")
+    assert not (member.data / "topics").exists()
+    refused = member.run_raw("serve", "--server-any-port")
+    assert refused.returncode == 1
+    assert "belongs to a cluster" in refused.stderr
+    other = Member(tmp_path, "other", nats.url, "moved")
+    other.serve()
+    after = kept(other)
+    assert after["topics"]["orders"] == before["topics"]["orders"] | {"engine": "jetstream"}
+    assert {name: after[name] for name in UNCHANGED} == {name: before[name] for name in UNCHANGED}
+    found = [row["payload"] for row in other.rows("consume", "orders", "--group", "w", "--max", "6", "--json")]
+    assert found == [str(number) for number in range(4, 10)]
+    for shell in (alone, member, other):
+        shell.kill_started()

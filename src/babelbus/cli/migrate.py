@@ -25,6 +25,9 @@ def migrate(target: Target, topics: tuple[str, ...], remove: bool, as_json: bool
     The configuration names the cluster (jetstream.servers). The server must be stopped. Offsets stay, so consumer
     groups and the state go on where they were. Every record is compared before a topic changes over. A run that was
     stopped goes on where it was when the command is called again.
+
+    With cluster.enabled, the whole folder moves: topics, consumer groups, the state, access, keys and settings. Members
+    serve it when all of it was moved.
     """
     from babelbus.clock import SystemClock
 
@@ -32,16 +35,27 @@ def migrate(target: Target, topics: tuple[str, ...], remove: bool, as_json: bool
     target.existing_folder()
     try:
         from babelbus.server import migrate as moving
+        from babelbus.server.move_in import move_in
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'babelbus[jetstream]'") from error
+    if target.config.cluster.enabled and topics:
+        raise CommandError("the whole data folder moves into a cluster (cluster.enabled): name no topics")
     with progress("migrate", None, "bytes", quiet=as_json) as advance:
-        for moved in moving.migrate(
-            target.config, SystemClock(), topics, remove=remove, seen=lambda size: advance(size, None)
-        ):
+
+        def seen(size: int) -> None:
+            advance(size, None)
+
+        if target.config.cluster.enabled:
+            run = move_in(target.config, SystemClock(), remove=remove, seen=seen)
+        else:
+            run = moving.migrate(target.config, SystemClock(), topics, remove=remove, seen=seen)
+        for moved in run:
             if as_json:
                 print_json(msgspec.to_builtins(moved))
             elif moved.reason:
-                print_line(f"{moved.topic}: left where it is: {moved.reason}")
+                print_line(f"{moved.topic or target.folder}: left where it is: {moved.reason}")
+            elif moved.files:
+                print_line(f"{plural(moved.files, 'file')} of groups, access, keys and the like moved")
             else:
                 print_line(
                     f"{moved.topic}: {plural(moved.partitions, 'partition')} moved,"

@@ -52,7 +52,7 @@ from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.notes import Note
+from babelbus.storage.notes import MEMBERSHIP_NAME, Note
 from babelbus.web.changes import Changes
 from babelbus.web.history import History
 from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
@@ -150,6 +150,11 @@ class Server:
             self._close_folder_to_others()
             if self.config.cluster.enabled:
                 await _in_daemon(self._own_cluster)
+            elif self._local.exists(os.path.join(self.folder, MEMBERSHIP_NAME)):
+                raise ConfigError(
+                    f"data.folder {self.folder} belongs to a cluster ({MEMBERSHIP_NAME}), and cluster.enabled is off:"
+                    " turn it on, or name another folder"
+                )
             self._files.make_folder(self._conf)
             self._lists.reload()
             self.fingerprint = prepare_identities(self._conf, self._lists)

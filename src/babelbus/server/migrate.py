@@ -49,6 +49,8 @@ class Migrated(msgspec.Struct, frozen=True):
     """Records copied by this run; a run before may have copied others."""
     compared_bytes: int = 0
     reason: str = ""
+    files: int = 0
+    """Files of the data folder that were moved, of groups, keys and the like; `topic` is empty then."""
 
 
 def migrate(
@@ -67,6 +69,7 @@ def migrate(
         FolderLockedError: a server runs in the folder.
         StorageError: the disk or NATS refused, or a record is damaged or not equal; the topic stays on the disk.
     """
+    assert not config.cluster.enabled  # then the whole folder moves: `move_in`
     files, folder = LocalFiles(), os.path.abspath(config.data.folder)
     lock = files.lock(os.path.join(folder, LOCK_NAME))
     try:
@@ -107,13 +110,13 @@ def _migrate(
     layout = settings.for_log(config.storage.checkpoint_bytes)
     was_there = target.partition_count(name) > 0
     try:
-        sizes = _move(source, target, name, count, layout, seen)
+        sizes = move(source, target, name, count, layout, seen)
     except DifferentRecordsError as error:
         if not was_there:
             raise
         log.warning("%s; the topic changed since a run before, it is copied anew", error)
         target.erase(target.hide(name))
-        sizes = _move(source, target, name, count, layout, seen)
+        sizes = move(source, target, name, count, layout, seen)
     kept["settings"]["engine"] = "jetstream"
     source.save_settings(name, notes.encode(kept))
     if remove:
@@ -121,7 +124,7 @@ def _migrate(
     return Migrated(name, count, *sizes)
 
 
-def _move(
+def move(
     source: FolderStore, target: JetstreamStore, name: str, count: int, layout: LogSettings, seen: Seen
 ) -> tuple[int, int]:
     """Move the partitions of a topic and compare them; return how many bytes of records were copied and compared."""

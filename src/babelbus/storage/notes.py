@@ -16,6 +16,8 @@ from babelbus.storage.files import FileSystem, disk_error
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+MEMBERSHIP_NAME = "cluster.json"
+"""The note of a data folder whose files are in a cluster."""
 COPY_BACK = "put a copy of the file back"
 _CRC_BYTES = 9
 

@@ -1,7 +1,7 @@
 """Engine `jetstream`: topics, and the data folder, in a cluster of NATS (docs/cluster.md)."""
 
 from babelbus.storage.jetstream.cleaner import StreamLog
-from babelbus.storage.jetstream.files import ReplicatedFiles
+from babelbus.storage.jetstream.files import MOVING_NAME, ReplicatedFiles
 from babelbus.storage.jetstream.lease import Held
 from babelbus.storage.jetstream.membership import Membership, join
 from babelbus.storage.jetstream.ownership import Ownership
@@ -9,6 +9,7 @@ from babelbus.storage.jetstream.presence import Members, Presence
 from babelbus.storage.jetstream.store import JetstreamStore
 
 __all__ = [
+    "MOVING_NAME",
     "Held",
     "JetstreamStore",
     "Members",

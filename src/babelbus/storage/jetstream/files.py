@@ -23,19 +23,22 @@ from babelbus.storage.errors import DiskFullError, StaleWriterError
 from babelbus.storage.files import FILE_MODE, FOLDER_MODE, File, FileSystem
 from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Stored
 from babelbus.storage.jetstream.content import CHUNK_BYTES, Content
-from babelbus.storage.jetstream.errors import NatsAwayError, StreamAlteredError
+from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
-from babelbus.storage.jetstream.membership import FIXED_FILES, LABEL, NOTE_NAME, config_of, open_membership
+from babelbus.storage.jetstream.membership import FIXED_FILES, LABEL, config_of, open_membership
 from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.shard import Message
 from babelbus.storage.jetstream.streams import NOTE_NAME as STREAMS_NAME
 from babelbus.storage.jetstream.streams import stream_name
+from babelbus.storage.notes import MEMBERSHIP_NAME
 
 log = logging.getLogger(__name__)
 
 FILE, CHUNK = "$file", "$chunk"
-LOCAL_NAMES = frozenset({NOTE_NAME, "lock", "state"})
+LOCAL_NAMES = frozenset({MEMBERSHIP_NAME, "lock", "state"})
 CACHE_BYTES = 16 * 2**20
+MOVING_NAME = "moving-in"
+"""A file that is there while `babelbus migrate` moves a data folder in."""
 PAGE_BYTES = 4 * 2**20
 PAGE_MESSAGES = 1000
 TOGETHER = 8
@@ -81,8 +84,12 @@ class ReplicatedFile:
 class ReplicatedFiles:
     """The files of a data folder in a cluster; see `files.FileSystem`. Calls come from any thread; writes wait."""
 
-    def __init__(self, ownership: Ownership, local: FileSystem, folder: str, clock: Clock) -> None:
+    def __init__(
+        self, ownership: Ownership, local: FileSystem, folder: str, clock: Clock, *, moves_in: bool = False
+    ) -> None:
         """Open the stream as its only writer, and load the files; `ownership` has the lease.
+
+        With `moves_in`, the folder has the data of a server that comes into the cluster.
 
         Raises:
             StreamAlteredError: the stream is gone, altered, or of another installation than the folder.
@@ -107,7 +114,7 @@ class ReplicatedFiles:
         self._cached_bytes = 0
         self._tombstones: list[tuple[str, int]] = []
         """Removed files whose last message is in the stream, with its sequence."""
-        member = ownership.patiently(lambda: open_membership(ownership, local, folder, make=True))
+        member = ownership.patiently(lambda: open_membership(ownership, local, folder, make=True, moves_in=moves_in))
         assert member is not None
         self.installation = member.installation
         self._shard = ownership.shard(
@@ -115,12 +122,23 @@ class ReplicatedFiles:
         )
         ownership.patiently(self._load)
         self._coming |= self._stored
-        if STREAMS_NAME not in self._stored and ownership.patiently(
-            lambda: config_of(ownership, stream_name(settings.prefix, "0"))
-        ):
-            raise StreamAlteredError(
-                f"stream {self._shard.stream} has no files: somebody purged it; restore the stream"
+        if not moves_in:
+            self._check_whole()
+
+    def _check_whole(self) -> None:
+        """Check that the files are those of a cluster that can be used.
+
+        Raises:
+            StreamAlteredError: they are gone.
+            NatsRefusedError: a data folder is being moved in.
+        """
+        stream, shard = self._shard.stream, stream_name(self._ownership.settings.prefix, "0")
+        if MOVING_NAME in self._stored:
+            raise NatsRefusedError(
+                f"stream {stream}: a data folder is not moved in yet: call 'babelbus migrate' with that folder again"
             )
+        if STREAMS_NAME not in self._stored and self._ownership.patiently(lambda: config_of(self._ownership, shard)):
+            raise StreamAlteredError(f"stream {stream} has no files: somebody purged it; restore the stream")
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

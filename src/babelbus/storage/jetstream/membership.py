@@ -9,13 +9,22 @@ from babelbus.storage.files import FileSystem
 from babelbus.storage.jetstream.client import NO_STREAM, ApiError
 from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError
 from babelbus.storage.jetstream.ownership import Ownership
-from babelbus.storage.jetstream.streams import FIXED, IDENTITY, OWNER, check_config, gone, make_stream, stream_name
-from babelbus.storage.notes import Note
+from babelbus.storage.jetstream.streams import (
+    FIXED,
+    IDENTITY,
+    OWNER,
+    Installation,
+    check_config,
+    gone,
+    make_stream,
+    stream_name,
+)
+from babelbus.storage.jetstream.streams import NOTE_NAME as STREAMS_NAME
+from babelbus.storage.notes import MEMBERSHIP_NAME, Note
 
 LABEL = "files"
 FIXED_FILES = FIXED | {"max_msgs_per_subject": 2}
 """The message before the last one stays, in case that the last one is of an owner whose time was over."""
-NOTE_NAME = "cluster.json"
 OWN_NAMES = ("topics", "groups.0", "groups.1", "staging", "jetstream.json", "db.sqlite", "conf/server_key")
 """Entries of the data folder of a server that is in no cluster."""
 
@@ -38,15 +47,19 @@ def join(ownership: Ownership, local: FileSystem, folder: str) -> None:
     ownership.patiently(lambda: open_membership(ownership, local, folder, make=False))
 
 
-async def open_membership(ownership: Ownership, local: FileSystem, folder: str, *, make: bool) -> Membership | None:
+async def open_membership(
+    ownership: Ownership, local: FileSystem, folder: str, *, make: bool, moves_in: bool = False
+) -> Membership | None:
     """Return the cluster of a data folder: check the stream, or make it if it never was and `make` says so.
+
+    With `moves_in`, the folder has the data of a server, and the stream must be new, or of a run before.
 
     Raises:
         StreamAlteredError: the stream is gone, altered, or of another cluster than the folder.
         NatsRefusedError: the folder is of a server of its own, or JetStream cannot make the stream.
     """
     prefix = ownership.settings.prefix
-    note = Note(local, f"{folder}/{NOTE_NAME}", Membership)
+    note = Note(local, f"{folder}/{MEMBERSHIP_NAME}", Membership)
     known = note.read()
     if known is not None and known.prefix != prefix:
         raise NatsRefusedError(f"jetstream.prefix is {prefix!r}, and this data folder belongs to {known.prefix!r}")
@@ -55,27 +68,33 @@ async def open_membership(ownership: Ownership, local: FileSystem, folder: str, 
     if config is None:
         if known is not None:
             raise gone(name)
-        if await config_of(ownership, stream_name(prefix, "0")) is not None:
+        streams = Note(local, f"{folder}/{STREAMS_NAME}", Installation).read() if moves_in else None
+        if streams is None and await config_of(ownership, stream_name(prefix, "0")) is not None:
             raise NatsRefusedError(
                 f"stream {name} is not there, and {stream_name(prefix, '0')} is: the streams are of a server that is in"
                 " no cluster ('babelbus migrate' moves its data folder in), or somebody deleted the stream"
             )
+        if not moves_in:
+            _check_free(local, folder)
         if not make:
             return None
-        _check_free(local, folder)
-        made = Membership(secrets.token_hex(16), prefix, secrets.token_hex(8))
+        installation = secrets.token_hex(16) if streams is None else streams.installation
+        made = Membership(installation, prefix, secrets.token_hex(8))
         await make_stream(ownership.nats, ownership.settings, LABEL, made.installation, made.stream, FIXED_FILES)
         note.write(made)
         return made
-    if known is None:
-        metadata = config.get("metadata") or {}
-        known = Membership(metadata.get(OWNER, ""), prefix, metadata.get(IDENTITY, ""))
-        _check_free(local, folder)
+    if known is not None:
         check_config(name, config, known.installation, known.stream, FIXED_FILES)
-        if make:
-            note.write(known)
         return known
+    metadata = config.get("metadata") or {}
+    known = Membership(metadata.get(OWNER, ""), prefix, metadata.get(IDENTITY, ""))
+    if not moves_in:
+        _check_free(local, folder)
+    elif await ownership.subjects(name, f"{prefix}.{LABEL}.$file.>"):
+        raise NatsRefusedError(f"stream {name} has the data of a cluster already: set another jetstream.prefix")
     check_config(name, config, known.installation, known.stream, FIXED_FILES)
+    if make:
+        note.write(known)
     return known
 
 
