@@ -32,7 +32,6 @@ from babelbus.web import reading
 from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
-from babelbus.web.places import Places
 from babelbus.web.reading import (
     Page,
     read_backwards,
@@ -43,6 +42,7 @@ from babelbus.web.reading import (
     readable,
 )
 from babelbus.web.shown_records import UNSET, WHOLE, Limits, ShownRecord, printable, show
+from babelbus.web.slots import Slots
 from babelbus.web.views import RECORD_BYTES_MAX, Encoders, StoredRecord, View, views_of
 
 COUNT = 50
@@ -98,7 +98,7 @@ class RecordRoutes:
     def __init__(self, broker: Broker, encoders: Encoders) -> None:
         self._broker = broker
         self._encoders = encoders
-        self.followers = Places("pages that follow topics", FOLLOWERS_MAX)
+        self.followers = Slots("pages that follow topics", FOLLOWERS_MAX)
 
     @property
     def routes(self) -> Sequence[Route]:

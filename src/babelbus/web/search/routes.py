@@ -29,12 +29,12 @@ from babelbus.web.answers import read_number, read_text
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import Answer, Call, Route
 from babelbus.web.errors import NoRecordError
-from babelbus.web.places import Places
 from babelbus.web.reading import read_limits, read_one, readable
 from babelbus.web.search.language import parse
 from babelbus.web.search.process import SearchEndedError, Searcher
 from babelbus.web.search.tasks import Outcome, Task
 from babelbus.web.shown_records import Limits, ShownRecord, show
+from babelbus.web.slots import Slots
 
 COUNT = 50
 COUNT_MAX = 1_000
@@ -94,7 +94,7 @@ class SearchRoutes:
         self._broker = broker
         self._clock = clock
         self.searcher = Searcher()
-        self.places = Places("searches", SEARCHES_MAX)
+        self.slots = Slots("searches", SEARCHES_MAX)
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -115,7 +115,7 @@ class SearchRoutes:
         limits = read_limits(call, count)
         starts = await _starts(call, topic)
         deadline = self._clock.monotonic() + budget_ms / 1000
-        with self.places.take(principal):
+        with self.slots.take(principal):
             search = Search(self._broker, self.searcher, self._clock, topic, principal, text, count, deadline)
             return await self._answer(call, search, starts, limits, budget_ms / 1000 + READER_SECONDS)
 

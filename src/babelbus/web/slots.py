@@ -1,4 +1,4 @@
-"""Places for answers that take long: bounded in all, and for each principal."""
+"""Slots for answers that take long: bounded in all, and for each principal."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from aiohttp import web
 from babelbus.core.access import Identity
 
 
-class Places:
-    """Answers under way, such as searches; one principal may hold half of the places, so that others find room."""
+class Slots:
+    """Answers under way, such as searches; one principal may hold half of the slots, so that others find room."""
 
     def __init__(self, what: str, most: int) -> None:
         self._what = what
@@ -20,15 +20,15 @@ class Places:
 
     @property
     def taken(self) -> int:
-        """The places that are taken."""
+        """The slots that are taken."""
         return self._taken.total()
 
     @contextmanager
     def take(self, principal: Identity) -> Iterator[None]:
-        """Keep a place for a principal.
+        """Keep a slot for a principal.
 
         Raises:
-            web.HTTPServiceUnavailable: all places are taken, or the principal holds its half.
+            web.HTTPServiceUnavailable: all slots are taken, or the principal holds its half.
         """
         name = principal.name
         if self.taken >= self._most:
