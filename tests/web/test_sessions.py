@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from babelbus.clock import SystemClock
 from babelbus.config import Config
@@ -18,7 +19,7 @@ from babelbus.core.access import SERVER, Principal
 from babelbus.identities.tokens import make_token
 from babelbus.storage.notes import decode
 from babelbus.web import callers
-from babelbus.web.sessions import NOTE_NAME, KeptSessions
+from babelbus.web.sessions import NOTE_NAME, KeptSessions, Session
 from babelbus.web.token import read_token
 from tests.access.house import House, configured
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -317,6 +318,29 @@ def test_a_changed_credential_ends_the_log_in_and_what_runs_in_it(house: House) 
         assert one.ask("GET", "/api/topics").status == 401
 
 
+def test_a_credential_that_changes_while_it_is_proved_opens_no_session(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    principal = house.call(lambda: house.broker.gate.table.principal("bob"))
+    assert principal is not None
+    others = principal.credentials[:1]
+    find = callers.Callers.find_session
+
+    async def find_slowly(self: callers.Callers, request: web.Request) -> Session | None:
+        await house.broker.gate.put([msgspec.structs.replace(principal, credentials=others)], SERVER)
+        return await find(self, request)
+
+    monkeypatch.setattr(callers.Callers, "find_session", find_slowly)
+    with browser(house) as one:
+        for proof in ({"token": house.bob.token}, {"user": "bob", "password": house.bob.password}):
+            one.log_in(**proof)
+            monkeypatch.undo()
+            status = one.ask("GET", "/api/topics").status
+            house.change(principal)
+            monkeypatch.setattr(callers.Callers, "find_session", find_slowly)
+            assert status == 401
+
+
 def test_a_removed_principal_or_one_made_anew_has_no_log_in(house: House) -> None:
     proof = house.prove("carol")
     principal = house.call(lambda: house.broker.gate.table.principal("carol"))
@@ -415,7 +439,7 @@ def test_ten_thousand_log_ins_hold_no_more_than_the_limit(house: House) -> None:
 
     async def log_in() -> None:
         for number in range(10_000):
-            await sessions.open(f"visitor{number}", float("inf"))
+            sessions.open(f"visitor{number}", float("inf"))
 
     house.run(log_in)
     assert count(house) == house.config.admin.sessions_max

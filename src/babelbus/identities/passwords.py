@@ -141,21 +141,21 @@ class Passwords:
         key = self._entry_key(user, password)
         return self._cache[key].credential if self._is_cached(key) else None
 
-    async def verify(self, user: str, password: str, address: str = "") -> bool:
-        """Return whether a password proves that a client is a principal.
+    async def verify(self, user: str, password: str, address: str = "") -> Credential | None:
+        """Return the credential of a principal that a password proves, `None` for a wrong password.
 
         Raises:
             TooManyProofsError: too many checks wait, of all clients or of this address; nothing was checked.
         """
         key = self._entry_key(user, password)
         if self._is_cached(key):
-            return True
+            return self._cache[key].credential
         running = self._running.get(key)
         if running is None:
             running = self._begin(key, user, password, address)
         # A client that leaves cancels its own wait, not the hash that others may wait for.
         credential = await asyncio.shield(running)
-        return credential is not None and self._holds(user, credential)
+        return credential if credential is not None and self._holds(user, credential) else None
 
     async def issue(self, password: str | None) -> Issued:
         """Build a password, or the credential of one that was chosen; then the secret is empty.

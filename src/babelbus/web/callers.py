@@ -281,13 +281,13 @@ class Callers:
         if wait:
             await self._delay(wait)
         try:
-            is_right = await self._proofs.passwords.verify(user, password, address)
+            proof = await self._proofs.passwords.verify(user, password, address)
         except TooManyProofsError as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from error
-        if not is_right:
+        if proof is None:
             await self.refuse(address, user, "the user or the password is wrong", is_guess=True, door=door)
         self._door.succeeded(address, user)
-        return self._caller(user, self._proofs.passwords.proved(user, password))
+        return self._caller(user, proof)
 
     def _caller(self, name: str, proof: Credential | None) -> Caller:
         table = self._gate.table

@@ -124,9 +124,11 @@ class ConsoleRoutes:
         check_page(request)
         login = await read_body(HttpCall(request, NOBODY), Login, LOGIN_BYTES_MAX)
         address = request.remote or "local"
-        name, ends_ms = await self._prove(login, address)
+        await self._sessions.load()
         before = await self._callers.find_session(request)
-        id_, session = await self._sessions.open(name, ends_ms)
+        name, ends_ms = await self._prove(login, address)
+        # Nothing waits since the proof: the session belongs to the credential that was proved.
+        id_, session = self._sessions.open(name, ends_ms)
         if before is not None:
             self._sessions.end(before)
         caller = self._callers.caller_in(session)

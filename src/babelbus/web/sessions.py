@@ -146,13 +146,13 @@ class Sessions:
 
     # -- log-in ------------------------------------------------------------------------------------------------------
 
-    async def open(self, name: str | None, ends_ms: float) -> tuple[str, Session]:
+    def open(self, name: str | None, ends_ms: float) -> tuple[str, Session]:
         """Return the id of a new session, and the session; `ends_ms` is when the credential of the log-in expires.
 
-        A principal with too many sessions loses the session that was not used for the longest time, and so does the
-        server.
+        The note is read (`load`). A principal with too many sessions loses the session that was not used for the
+        longest time, and so does the server.
         """
-        await self.load()
+        assert self._loading is None
         now_ms, settings = self._clock.now_ms(), self._settings
         own = [session for session in self._sessions.values() if session.name == name]
         if len(own) >= settings.sessions_per_principal_max:

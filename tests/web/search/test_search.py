@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import queue
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -234,6 +236,24 @@ async def test_an_idle_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> No
     assert searcher.pid is None
 
 
+@in_loop
+async def test_a_process_that_ends_slowly_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher = Searcher()
+    await searcher.run(Task("payload exists", "t", "", 0, 0, 0, 10, 10, 1.0, b""))
+    running = searcher._process
+    assert running is not None
+    waits: queue.Queue[threading.Thread] = queue.Queue()
+    wait = running.wait
+
+    def wait_slowly(timeout: float | None = None) -> int:
+        waits.put(threading.current_thread())
+        return wait(timeout)
+
+    monkeypatch.setattr(running, "wait", wait_slowly)
+    searcher.close()
+    assert await asyncio.to_thread(waits.get) is not threading.current_thread()
+
+
 def test_a_reader_that_takes_nothing_does_not_keep_the_place_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "READER_SECONDS", 0.2)
 
@@ -251,8 +271,8 @@ def test_a_reader_that_takes_nothing_does_not_keep_the_place_of_a_search(monkeyp
             )
             search = call.api.search
             async with asyncio.timeout(SAFETY_NET_SECONDS):
-                await until(lambda: search.places.taken)
-                await until(lambda: not search.places.taken)
+                await until(lambda: search.slots.taken)
+                await until(lambda: not search.slots.taken)
 
     serve(test)
 

@@ -182,9 +182,10 @@ class Callers:
 
         Raises: as `identify`.
         """
-        if not await self._proofs.passwords.verify(user, password, address):
+        proof = await self._proofs.passwords.verify(user, password, address)
+        if proof is None:
             raise self._refuse(user, user, address)
-        return self._proved(user, address, self._proofs.passwords.proved(user, password))
+        return self._proved(user, address, proof)
 
     def _check_wait(self, address: str, who: str) -> None:
         seconds = self._door.check(address, who)

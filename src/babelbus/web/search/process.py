@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import babelbus
@@ -124,7 +125,8 @@ class Searcher:
             connection.close()
         if process is not None:
             process.kill()
-            process.wait()  # the system ends it at once
+            # A process that waits for the disk ends when the disk has answered.
+            threading.Thread(target=process.wait, name="search-end", daemon=True).start()
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:
