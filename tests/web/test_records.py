@@ -224,6 +224,18 @@ def test_a_follower_gets_new_records_and_the_number_of_those_left_out() -> None:
     serve(test)
 
 
+def test_a_server_that_stops_ends_the_answers_to_followers() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        await filled(bus, 2)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with call.session.get(f"{call.base}/api/topics/orders/follow", headers=headers) as reply:
+            assert await reply.content.readline() == b"\n"
+            await bus.broker.close()
+            assert await reply.content.readline() == b""
+
+    serve(test)
+
+
 def test_records_are_exported_as_json_lines_and_as_csv_without_formulas() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         await filled(bus, 450)

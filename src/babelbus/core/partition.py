@@ -89,6 +89,11 @@ class Partition:
         self._cleaning = False
 
     @property
+    def closed(self) -> bool:
+        """Whether the topic went away, or the server stops."""
+        return self._closed
+
+    @property
     def next_offset(self) -> int:
         """The offset that the next record gets; gathered records are appended first."""
         if self.pending is not None:

@@ -179,6 +179,8 @@ class RecordRoutes:
             response = await call.begin_lines()
             await _write_in_time(response, b"\n")  # tells the reader that the records from here on come
             while self._holds(topic, principal):
+                if topic.partitions[0].closed:
+                    return response  # the server stops: who follows asks the next one
                 lines = [line for one in partitions for line in await _new_lines(one, cursors, name, principal, limits)]
                 if lines:
                     await _write_in_time(response, b"\n".join(lines) + b"\n")
