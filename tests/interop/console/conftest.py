@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 Theme = Literal["dark", "light"]
 SETTINGS = {"storage-cleaner-interval-seconds": 0.2}
 """No test waits for retention."""
+MESSAGES = """window.messages = []
+new MutationObserver((changes) => changes.forEach(({ addedNodes }) => addedNodes.forEach((one) => {
+    if (one.classList?.contains("toast")) window.messages.push(one.textContent)
+}))).observe(document, { childList: true, subtree: true })"""
+"""Keeps the messages that a page shows for some seconds: a slow machine may look later."""
 EXPECTED = ("Failed to load resource", "net::ERR_")
 """What Chromium itself writes about answers that are no success; the page tells them to its user."""
 
@@ -43,6 +48,7 @@ class Window:
         if cookie is not None:
             self.context.add_cookies([{"name": cookie[0], "value": cookie[1], "url": url}])
         self.page: Page = self.context.new_page()
+        self.page.add_init_script(MESSAGES)
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("dialog", self._interrupted)
@@ -84,9 +90,10 @@ class Window:
         return self.page
 
     def wait(self, *texts: str) -> None:
-        """Wait until the page shows the texts."""
+        """Wait until the page shows the texts; a message that has gone again has been shown."""
         for text in texts:
-            self.page.get_by_text(text).filter(visible=True).first.wait_for()
+            if not any(text in one for one in self.page.evaluate("window.messages ?? []")):
+                self.page.get_by_text(text).filter(visible=True).first.wait_for()
 
     def click(self, name: str, within: "Locator | None" = None) -> None:
         """Press a button."""
@@ -103,9 +110,10 @@ class Window:
 
     def finish(self, name: str) -> None:
         """Press a button of the open dialog, and wait until the dialog is gone."""
-        dialogs = self.page.locator("dialog[open]")
-        before = dialogs.count()
-        self.dialog.get_by_role("button", name=name, exact=True).click()
+        button = self.dialog.get_by_role("button", name=name, exact=True).last
+        button.wait_for()  # the dialog is there, so that it counts
+        before = self.page.locator("dialog[open]").count()
+        button.click()
         self.page.wait_for_function("(count) => document.querySelectorAll('dialog[open]').length < count", arg=before)
 
     def check(self) -> None:

@@ -166,7 +166,6 @@ def test_a_connection_is_closed(window: Window, world: World) -> None:
         window.finish("Close the connection")
         window.wait("The connection is closed.")
         row.wait_for(state="detached")
-        mesh.socket.settimeout(10)
         while _read(mesh.socket):
             pass
 
@@ -187,22 +186,34 @@ def test_two_browsers_see_what_the_other_does(windows: Windows, world: World) ->
     first.click("Alter")
     first.fill("Partitions", "4")
     first.finish("Save")
+    second.look()
     second.page.get_by_role("tab", name="Partitions").filter(has_text="4").wait_for()
     first.click("Log out")
     first.page.get_by_label("Token", exact=True).wait_for()
     second.open("/browse/orders", "customer-3")
 
 
-def test_an_open_page_comes_back_with_the_server(windows: Windows) -> None:
+def test_open_pages_come_back_with_the_server(windows: Windows) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with running({"admin-port": port}) as world:
         world.create("kept")
-        window = windows(world)
-        window.open("/topics/kept", "Partitions")
+        world.set({"kept": "old value"})
+        topic, state, live = windows(world), windows(world), windows(world)
+        topic.open("/topics/kept", "Partitions")
+        state.open("/state?key=kept", "old value")
+        with live.page.expect_response(lambda answer: "/follow" in answer.url):
+            live.open("/browse/kept?live=1", "Waiting for records.")
         world.server.stop()
-        window.wait("The server does not answer.")
-        world.server.start()
-        window.page.get_by_text("The server does not answer.").first.wait_for(state="hidden")
+        for window in (topic, state, live):
+            window.wait("The server does not answer.")
+        with live.page.expect_response(lambda answer: "/follow" in answer.url and answer.ok):
+            world.server.start()
+        world.set({"kept": "new value"})
+        world.client.publish("kept", b"it goes on")
+        for window in (topic, state, live):
+            window.page.get_by_text("The server does not answer.").first.wait_for(state="hidden")
+        state.wait("new value")
+        live.wait("it goes on")
         world.create("after")
-        window.open("/topics", "after")
+        topic.open("/topics", "after")

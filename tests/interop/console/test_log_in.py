@@ -87,7 +87,7 @@ def test_a_log_in_that_has_ended_says_so_and_comes_back_to_the_page(windows: Win
 def test_a_page_that_asks_by_itself_notices_the_end_of_the_log_in(windows: Windows, world: World) -> None:
     window = windows(world, token=world.token)
     other = window.context.new_page()
-    window.open("/topics", "orders")
+    window.open("/connections", "worterbuch")
     other.goto(f"{world.url}/#/topics")
     other.get_by_role("button", name="Log out").click()
     other.get_by_label("Token", exact=True).wait_for()

@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import HTTPResponse
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -40,18 +41,23 @@ class World:
     def url(self) -> str:
         return f"http://{self.server.addresses['admin']}"
 
-    def ask(self, method: str, path: str, body: object = None, *, cookie: str | None = None) -> Any:
-        """Send a request of administration with the token, or with the cookie of a window; return its answer."""
-        data = None if body is None else json.dumps(body).encode()
+    def request(self, method: str, path: str, body: object = None, *, cookie: str | None = None) -> HTTPResponse:
+        """Send a request of administration with the token, or with the cookie of a window; its answer may go on."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         proof = {"Authorization": f"Bearer {self.token}"}
         if cookie is not None:
             proof = {"Cookie": cookie, "X-Babelbus-Console": "1"}
         request = urllib.request.Request(self.url + path, data, proof, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=SAFETY_NET_SECONDS) as response:
-                return json.load(response)
+            response: HTTPResponse = urllib.request.urlopen(request, timeout=SAFETY_NET_SECONDS)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{method} {path}: {error.read().decode()}") from error
+        return response
+
+    def ask(self, method: str, path: str, body: object = None, *, cookie: str | None = None) -> Any:
+        """Return what the answer to a request says."""
+        with self.request(method, path, body, cookie=cookie) as response:
+            return json.load(response)
 
     def log_in(self, **proof: str) -> Cookie:
         """Log in, by default as the administrator."""
@@ -75,6 +81,11 @@ class World:
         while not (found := condition(self.ask("GET", path))):
             assert time.monotonic() < deadline, f"{path} does not change"
         return found
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Set values of the state."""
+        entries = [{"key": key, "value": value} for key, value in values.items()]
+        self.ask("POST", "/api/state/values", {"values": entries})
 
     def create(self, topic: str, **body: object) -> None:
         """Create a topic."""
