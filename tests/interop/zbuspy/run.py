@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -161,7 +162,8 @@ def try_rpc(client: Any) -> None:
 
 
 def wait_for_consumer(client: Any, mq: str) -> None:
-    for _ in range(1000):
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
         answer = client.invoke(command("query", mq=mq), timeout=SECONDS)
         if answer.status == 200 and answer.body["consumerCount"]:
             return
