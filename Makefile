@@ -65,7 +65,8 @@ test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 
 # The clients' packages are kept in the environment's folder, so that only the first run installs them.
 interop: $(VENV)/.ready-dev $(VENV)/.ready-browser $(VENV)/.ready-flights
-	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python -m pytest -m interop $(ARGS) tests/interop
+	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python tests/run.py \
+		$(if $(ARGS),-m interop $(ARGS) tests/interop,interop)
 
 # A test ends after half an hour, all of them end after five hours.
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java

@@ -1,4 +1,4 @@
-"""`make test`: all tests, in parts that run beside each other.
+"""`make test` and `make interop`: all tests, in parts that run beside each other.
 
 Much of their time Spark and the servers that are started, killed and started again wait for something, so the parts
 together take little longer than the longest of them. With arguments it is pytest with these arguments.
@@ -30,6 +30,13 @@ PARTS = {
     "processes": PROCESSES,
     "spark": SPARK,
 }
+INTEROP = "interop"
+CONSOLE = "tests/interop/console"
+INTEROP_PARTS = {
+    "console": ("-m", "interop", CONSOLE),
+    "clients": ("-m", "interop", f"--ignore={CONSOLE}", "tests/interop"),
+}
+"""Browsers wait for servers, installers of clients for the network."""
 RUN_SECONDS = 2700
 """No run takes so long on any machine: a part that does hangs, and shows where before it is ended."""
 STOP_SECONDS = 60
@@ -124,8 +131,8 @@ def left_behind(mark: str) -> list[tuple[int, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests; give 0 if all passed."""
-    if arguments:
+    """Run the tests, or with the one argument `interop` those with clients of others; give 0 if all passed."""
+    if arguments and arguments != [INTEROP]:
         return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
     lock = threading.Lock()
 
@@ -135,7 +142,7 @@ def main(arguments: list[str]) -> int:
             sys.stdout.flush()
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parts = [Part(name, choice, say) for name, choice in PARTS.items()]
+    parts = [Part(name, choice, say) for name, choice in (INTEROP_PARTS if arguments else PARTS).items()]
     try:
         deadline = time.monotonic() + RUN_SECONDS
         codes = [part.wait(deadline) for part in parts]
