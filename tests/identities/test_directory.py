@@ -54,20 +54,22 @@ def test_tokens_and_api_keys_are_found_until_they_expire_or_are_removed(house: H
     token, key = make_token(now, lifetime_ms=5000), make_api_key(house.vault, now, lifetime_ms=5000)
     directory.replace("alice", [token.credential, key.credential])
     name = str(key.credential.data["key"])
-    assert directory.by_token(token.secret) == "alice"
+    proof = directory.find_token(token.secret)
+    assert proof is not None
+    assert proof[0] == "alice"
     found = directory.api_key(name)
     assert found is not None
     assert (found.principal, found.secret) == ("alice", key.secret)
     assert key.secret not in repr(found)
-    assert directory.by_token(make_token(now).secret) is None
-    assert directory.by_token(token.secret[:-1] + "A") is None or token.secret.endswith("A")
+    assert directory.find_token(make_token(now).secret) is None
+    assert directory.find_token(token.secret[:-1] + "A") is None or token.secret.endswith("A")
     assert directory.api_key("unknown") is None
     house.clock.jump_to(now + 5000)
-    assert directory.by_token(token.secret) is None
+    assert directory.find_token(token.secret) is None
     assert directory.api_key(name) is None
     house.clock.jump_to(now)
     directory.replace("alice", [key.credential])
-    assert directory.by_token(token.secret) is None
+    assert directory.find_token(token.secret) is None
     directory.remove("alice")
     directory.remove("alice")
     assert directory.api_key(name) is None
@@ -126,7 +128,7 @@ def test_two_principals_never_share_a_proof(house: House) -> None:
     token = make_token(0)
     with pytest.raises(DuplicateProofError, match="is one of 'alice' too"):
         house.directory.replace("bob", [token.credential, make_process(0, uid=5)])
-    assert house.directory.by_token(token.secret) is None
+    assert house.directory.find_token(token.secret) is None
     house.directory.replace("alice", [mine, token.credential])
     assert house.directory.by_process(5, []) == "alice"
     house.directory.replace("alice", [token.credential])
@@ -137,7 +139,7 @@ def test_two_principals_never_share_a_proof(house: House) -> None:
 def test_damaged_credentials_prove_nothing(house: House) -> None:
     kinds: tuple[Kind, ...] = ("password", "token", "api-key", "jebp", "tls", "peer")
     house.directory.replace("alice", [Credential(kind, f"{kind} 1", {}, 0) for kind in kinds])
-    assert house.directory.by_token(make_token(0).secret) is None
+    assert house.directory.find_token(make_token(0).secret) is None
     with pytest.raises(CredentialError):
         make_client_name("dns", " ", 0)
 

@@ -78,7 +78,7 @@ async def test_a_verified_password_costs_no_hash_for_five_minutes(house: House) 
     assert await house.passwords.verify("alice", RIGHT)
     assert house.hashes == 1
     house.clock.advance(1)
-    assert not house.passwords.is_cached("alice", RIGHT)
+    assert house.passwords.proved("alice", RIGHT) is None
     assert await house.passwords.verify("alice", RIGHT)
     assert house.hashes == 2
 
@@ -88,18 +88,18 @@ async def test_a_clock_that_jumps_does_not_lengthen_what_is_cached(house: House)
     assert await house.passwords.verify("alice", RIGHT)
     house.clock.advance(301)
     house.clock.jump_to(0)
-    assert not house.passwords.is_cached("alice", RIGHT)
+    assert house.passwords.proved("alice", RIGHT) is None
 
 
 @in_loop
 async def test_a_credential_that_is_replaced_ends_what_was_cached_at_once(house: House) -> None:
     assert await house.passwords.verify("alice", RIGHT)
     house.table["alice"] = [make_password("another password", 0)]
-    assert not house.passwords.is_cached("alice", RIGHT)
+    assert house.passwords.proved("alice", RIGHT) is None
     assert not await house.passwords.verify("alice", RIGHT)
     assert await house.passwords.verify("alice", "another password")
     house.passwords.forget("alice")
-    assert not house.passwords.is_cached("alice", "another password")
+    assert house.passwords.proved("alice", "another password") is None
 
 
 @in_loop
@@ -121,7 +121,7 @@ async def test_a_password_whose_entry_is_dropped_before_the_answer_still_names_i
     running.add_done_callback(lambda _: house.passwords.forget("alice"))  # behind the callback that keeps the entry
     house.may_hash.set()
     assert await checking == house.table["alice"][0]
-    assert not house.passwords.is_cached("alice", RIGHT)
+    assert house.passwords.proved("alice", RIGHT) is None
 
 
 @in_loop
@@ -132,7 +132,7 @@ async def test_a_password_that_is_changed_while_its_hash_is_made_is_not_accepted
     house.table["alice"] = []
     house.may_hash.set()
     assert not await checking
-    assert not house.passwords.is_cached("alice", RIGHT)
+    assert house.passwords.proved("alice", RIGHT) is None
 
 
 @in_loop
@@ -173,7 +173,7 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for user in ("a", "b", "c"):
         house.table[user] = house.table["alice"]
         assert await house.passwords.verify(user, RIGHT)
-    assert [house.passwords.is_cached(user, RIGHT) for user in "abc"] == [False, True, True]
+    assert [house.passwords.proved(user, RIGHT) is not None for user in "abc"] == [False, True, True]
     house.passwords.close()
 
 

@@ -46,10 +46,12 @@ def test_a_password_that_was_verified_is_forgotten_when_its_principal_changes(pr
     kept, token = make_password(PASSWORD, 0), make_token(0)
     proofs.update({"alice": (kept,), "bob": (token.credential,)})
     assert asyncio.run(proofs.passwords.verify("alice", PASSWORD))
-    assert proofs.passwords.is_cached("alice", PASSWORD)
+    assert proofs.passwords.proved("alice", PASSWORD) is not None
     proofs.update({"alice": (kept,)})
-    assert proofs.passwords.is_cached("alice", PASSWORD)
-    assert proofs.directory.by_token(token.secret) is None
+    assert proofs.passwords.proved("alice", PASSWORD) is not None
+    assert proofs.directory.find_token(token.secret) is None
     proofs.update({"alice": (kept, token.credential)})
-    assert not proofs.passwords.is_cached("alice", PASSWORD)
-    assert proofs.directory.by_token(token.secret) == "alice"
+    assert proofs.passwords.proved("alice", PASSWORD) is None
+    proof = proofs.directory.find_token(token.secret)
+    assert proof is not None
+    assert proof[0] == "alice"

@@ -138,11 +138,6 @@ class Directory:
         """Return the passwords of a principal, none for an unknown one: the `lookup` of `Passwords`."""
         return [one for one in self._credentials.get(principal, ()) if one.kind == "password"]
 
-    def by_token(self, text: str) -> str | None:
-        """Return the principal that a token proves."""
-        entry = self.find_token(text)
-        return None if entry is None else entry[0]
-
     def find_token(self, text: str) -> tuple[str, Credential] | None:
         """Return the principal that a token proves, with the credential of the token."""
         token_id = id_of_token(text)

@@ -32,8 +32,6 @@ SECRET_BYTES_MIN: Final = 32
 RSA_BITS_MIN: Final = 2048
 PRINCIPAL_MAX: Final = 255
 
-PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
-
 
 class _Secret(HMACAlgorithm):
     """HMAC whose secret was checked when it was configured: the library would give a Python warning for each token."""

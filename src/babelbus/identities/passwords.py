@@ -132,10 +132,6 @@ class Passwords:
         metrics.passwords_waiting.set_function(lambda: len(self._running))
         metrics.passwords_waiting_max.set(waiting_max)
 
-    def is_cached(self, user: str, password: str) -> bool:
-        """Return whether a password was verified in the last five minutes and its credential still holds."""
-        return self.proved(user, password) is not None
-
     def proved(self, user: str, password: str) -> Credential | None:
         """Return the credential by which a password was verified in the last five minutes, if it still holds."""
         key = self._entry_key(user, password)

@@ -137,10 +137,6 @@ class Stream:
         """Send a message in msgpack; it leaves with all of this turn."""
         self._link.send_more(self._number, _encode(message))
 
-    def send_body(self, body: Data) -> None:
-        """Send a message whose body is encoded already."""
-        self._link.send_more(self._number, body)
-
     async def first(self) -> Data:
         """Return the first item, by which many methods say how they began.
 

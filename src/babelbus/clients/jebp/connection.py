@@ -206,11 +206,6 @@ class Link(asyncio.Protocol):
 
     # -- calls (jebp/1.2) --------------------------------------------------------------------------------------------
 
-    @property
-    def open_calls(self) -> int:
-        """How many calls are open."""
-        return len(self._calls)
-
     async def room(self) -> None:
         """Return when one more call may be opened; some places are left for streams."""
         while len(self._calls) >= CALLS_AT_ONCE and self.lost_error is None:

@@ -145,7 +145,6 @@ OK: Final = 200
 BAD_REQUEST: Final = 400
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
-TOO_LARGE: Final = 413
 FAILED: Final = 500
 GATEWAY_TIMEOUT: Final = 504
 NO_DATA: Final = 604

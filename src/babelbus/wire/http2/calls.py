@@ -19,8 +19,6 @@ from babelbus.wire.http2.requests import Head
 
 PREFIX: Final = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its size."""
-CALL_BYTES: Final = 256
-"""Memory of an open call beside its bytes."""
 
 _STATUS_200: Final = b"\x88"
 _HEAD: Final = _STATUS_200 + encode_block([(b"content-type", r.CONTENT_TYPE)])

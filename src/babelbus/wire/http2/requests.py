@@ -7,7 +7,6 @@ from urllib.parse import quote
 import msgspec
 
 OK: Final = 0
-CANCELLED: Final = 1
 UNKNOWN: Final = 2
 INVALID_ARGUMENT: Final = 3
 DEADLINE_EXCEEDED: Final = 4
