@@ -247,8 +247,7 @@ def test_one_empty_line_before_a_request_is_forgiven() -> None:
     assert len(read(POST + b"\r\n" + GET + b"\r\n")) == 2
 
 
-def test_a_host_is_not_needed_where_the_caller_says_so_or_in_http_1_0() -> None:
-    assert len(read(b"GET / HTTP/1.1\r\n\r\n", RequestDecoder(host_required=False))) == 1
+def test_a_host_is_not_needed_in_http_1_0() -> None:
     assert len(read(b"GET / HTTP/1.0\r\n\r\n")) == 1
 
 

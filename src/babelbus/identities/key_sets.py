@@ -59,7 +59,6 @@ class KeySet:
         clock: Clock,
         metrics: Metrics,
         *,
-        refresh_seconds: float = REFRESH_SECONDS,
         fetch_seconds_max: float = FETCH_SECONDS_MAX,
     ) -> None:
         self.place = place
@@ -68,7 +67,6 @@ class KeySet:
             _check_url(place)
         self._clock = clock
         self._fetches = metrics.key_set_fetches_total
-        self._refresh_seconds = refresh_seconds
         self._fetch_seconds_max = fetch_seconds_max
         self._keys: dict[str | None, list[Key]] = {}
         self._unknown: dict[str, float] = {}
@@ -125,7 +123,7 @@ class KeySet:
             except Exception:  # a defect of ours: without the task, no new key would ever come
                 log.exception("cannot fetch the keys of %s", self.place)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_seconds if self._keys else FETCH_SECONDS_MIN):
+                async with asyncio.timeout(REFRESH_SECONDS if self._keys else FETCH_SECONDS_MIN):
                     await self._asked.wait()
 
     async def refresh(self) -> bool:

@@ -76,9 +76,8 @@ def migrate(
         source = FolderStore(files, folder, clock)
         target = JetstreamStore(config.jetstream, files, folder, clock)
         try:
-            names = list(topics)
-            for name in names or source.topics():
-                yield _migrate(config, source, target, name, is_named=bool(names), remove=remove, seen=seen)
+            for name in list(topics) or source.topics():
+                yield _migrate(config, source, target, name, remove=remove, seen=seen)
         finally:
             target.close()
     finally:
@@ -91,7 +90,6 @@ def _migrate(
     target: JetstreamStore,
     name: str,
     *,
-    is_named: bool,
     remove: bool,
     seen: Seen,
 ) -> Migrated:

@@ -60,13 +60,13 @@ REFUSALS = (PySparkException, Py4JError)
 """Errors with which Spark refuses something: some of the JVM's errors come as they are."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 JAVA_DEFAULTS = "spark.driver.defaultJavaOptions"
-_LOG_SETTINGS = """rootLogger.level = {level}
+_LOG_SETTINGS = """rootLogger.level = off
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
@@ -91,9 +91,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def session(
-    name: str, place: Place, settings: Mapping[str, Scalar], *, checkpoint: str, log_level: str = "OFF"
-) -> Iterator[SparkSession]:
+def session(name: str, place: Place, settings: Mapping[str, Scalar], *, checkpoint: str) -> Iterator[SparkSession]:
     """Return a session, for a `with`; at its end it is stopped.
 
     Raises:
@@ -108,9 +106,8 @@ def session(
         # PySpark leaves the pipes and sockets to its gateway for the garbage collector to close.
         warnings.simplefilter("ignore", ResourceWarning)
         # PySpark logs each refusal with the JVM's whole trace; who calls us gets the reason in a line.
-        if log_level == "OFF":
-            for refusals in REFUSAL_LOGS:
-                PySparkLogger.getLogger(refusals).setLevel(logging.CRITICAL)
+        for refusals in REFUSAL_LOGS:
+            PySparkLogger.getLogger(refusals).setLevel(logging.CRITICAL)
         builder = SparkSession.Builder().appName(f"babelbus {name}")
         if place.remote:
             builder = builder.remote(place.remote)
@@ -125,7 +122,7 @@ def session(
             java = wanted.pop(JAVA_OPTIONS, "")
             if local and JAVA_DEFAULTS not in wanted:  # on a cluster rows come to executors
                 java = fast_options(java)
-            java = f"-Dlog4j2.configurationFile={_log_settings(folder, log_level)} {java}".strip()
+            java = f"-Dlog4j2.configurationFile={_log_settings(folder)} {java}".strip()
             defaults = SETTINGS | {JAVA_OPTIONS: java}
             defaults |= _LOCAL if local else {}
             if is_local(checkpoint):
@@ -149,7 +146,7 @@ def session(
             raise SparkError(f"Spark did not start on {where}: {cause(error)}") from error
         try:
             if not place.remote:
-                spark.sparkContext.setLogLevel(log_level)
+                spark.sparkContext.setLogLevel("OFF")
             if archive:
                 _ship(spark, archive, remote=bool(place.remote))
             yield spark
@@ -249,11 +246,11 @@ def refused(file: str, field: str, error: BaseException) -> PipelineError:
     return kind(file, field, cause(error))
 
 
-def _log_settings(folder: str, level: str) -> str:
+def _log_settings(folder: str) -> str:
     """Write what Spark's logger reads when the JVM starts, and return the path."""
     path = os.path.join(folder, "log4j2.properties")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(_LOG_SETTINGS.format(level=level.lower()))
+        file.write(_LOG_SETTINGS)
     return path
 
 

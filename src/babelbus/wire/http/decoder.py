@@ -61,14 +61,12 @@ class RequestDecoder:
         head_bytes_max: int = HEAD_BYTES_MAX,
         headers_max: int = HEADERS_MAX,
         body_bytes_max: int = BODY_BYTES_MAX,
-        host_required: bool = True,
         varying: str | None = None,
     ) -> None:
         self.error: HttpError | None = None
         self._head_bytes_max = head_bytes_max
         self._headers_max = headers_max
         self._body_bytes_max = body_bytes_max
-        self._host_required = host_required
         self._held = Buffer()
         self._scanned = 0  # so many buffered bytes have no end of a head in them
         self._head: _Head | None = None  # of the request whose body has not arrived
@@ -277,7 +275,7 @@ class RequestDecoder:
         if len(lines) > self._headers_max:
             raise HttpError(431, f"{len(lines)} headers, limit {self._headers_max}")
         headers = read_fields(lines)
-        if version != "1.0" and self._host_required and "host" not in headers:
+        if version != "1.0" and "host" not in headers:
             raise HttpError(400, "no host")
         length = body_length(headers, version=version) or 0
         if length > self._body_bytes_max:
