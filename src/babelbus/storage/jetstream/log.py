@@ -1,22 +1,21 @@
 """Appends of a partition in a stream: queued in the event loop, sent by its shard, and waited for (docs/cluster.md)."""
 
 from collections import deque
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import timestamps_at
 from babelbus.records.format import rebase
 from babelbus.records.record import Positions, RecordBatch
-from babelbus.storage.contract import Chunk, LogSettings
+from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import BackendBusyError
-from babelbus.storage.jetstream.client import Nats
 from babelbus.storage.jetstream.errors import NatsAwayError, RecordTooLargeError
 from babelbus.storage.jetstream.frame import Head, Kind
-from babelbus.storage.jetstream.shard import Message, Shard
+from babelbus.storage.jetstream.shard import Message
 from babelbus.storage.jetstream.stored import WAIT_SECONDS, StoredLog
 from babelbus.storage.room import Room
 
@@ -29,19 +28,8 @@ OVERHEAD_BYTES = 4096
 class WritableLog(StoredLog):
     """A partition without reading and cleaning; see `contract.PartitionLog`."""
 
-    def __init__(
-        self,
-        nats: Nats,
-        shard: Shard,
-        subject: str,
-        topic: str,
-        partition: int,
-        settings: LogSettings,
-        clock: Clock,
-        room: Room,
-        timeout_seconds: float,
-    ) -> None:
-        super().__init__(nats, shard, subject, topic, partition, settings, clock, timeout_seconds)
+    def __init__(self, room: Room, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._room = room
         self._queue: deque[RecordBatch] = deque()
         self._is_pushed = False

@@ -155,8 +155,8 @@ class JetstreamStore:
             for old in [old for old, (_, removal) in self._removed.items() if removal.topic == topic]:
                 self._purge(old)
         opened = StreamLog(
-            self._cache, self.nats, shard, f"{shard.prefix}.{token}.{partition}", topic, partition, settings,
-            self._clock, self._room, self._settings.timeout_seconds,
+            self._cache, self._room, self.nats, shard, f"{shard.prefix}.{token}.{partition}", topic, partition,
+            settings, self._clock, self._settings.timeout_seconds,
         )  # fmt: skip
         with self._lock:
             number, count = self._topics.get(topic, (number, 0))
