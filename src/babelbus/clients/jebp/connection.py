@@ -77,25 +77,25 @@ class Receiver(Protocol):
         """Handle the end of the connection, or of the client's patience."""
 
 
-class _Nobody:
-    """Stands for the receiver of a call that was given up, until the server has ended it."""
+class Nobody:
+    """A receiver that hears nothing, as that of a call that was given up, until the server has ended it."""
 
     deadline = inf
 
     def item(self, body: Data) -> None:
-        return
+        """Drop an item."""
 
     def ended(self, result: Data) -> None:
-        return
+        """Drop the result."""
 
     def failed(self, code: str, message: str, details: object) -> None:
-        return
+        """Drop an error of the server."""
 
     def lost(self, error: ClientError) -> None:
-        return
+        """Drop the end of the connection."""
 
 
-_NOBODY: Receiver = _Nobody()
+_NOBODY: Receiver = Nobody()
 _FAILURE = msgspec.msgpack.Decoder(tuple[str, str, Any])
 
 

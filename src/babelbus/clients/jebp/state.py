@@ -10,15 +10,13 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime
-from math import inf
 from typing import Any, cast
 
 import msgspec
 
 from babelbus.clients.jebp.calls import MINOR_MIN, Calls, Stream, encode_opening
-from babelbus.clients.jebp.connection import Link
+from babelbus.clients.jebp.connection import Link, Nobody
 from babelbus.clients.jebp.errors import (
-    ClientError,
     ConflictError,
     ConnectionLostError,
     GoneError,
@@ -360,19 +358,8 @@ class _WatchStream(Stream):
             self.close()
 
 
-class _WillAgain:
-    """The receiver of the answer to a will that was set again."""
-
-    deadline = inf
-
-    def item(self, body: Data) -> None:
-        return
-
-    def ended(self, result: Data) -> None:
-        return
+class _WillAgain(Nobody):
+    """The receiver of the answer to a will that was set again; if the connection is lost, the next one sets it."""
 
     def failed(self, code: str, message: str, details: object) -> None:
         log.warning("the will of this client is not set again: %s", message)
-
-    def lost(self, error: ClientError) -> None:
-        return  # the next connection sets it
