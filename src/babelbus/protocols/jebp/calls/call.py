@@ -181,15 +181,15 @@ class Call:
     async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except BabelbusError as error:
-            self.fail(error)
-        except Exception:
-            self.fail_internally()
+        except Exception as error:
+            self.fail_by(error)
 
-    def fail_internally(self) -> None:
-        """End the call: an exception of ours is being handled."""
-        log.exception("jebp: a call failed")
-        self.fail(CallRefusedError(FAILED, "the server failed; its log says more"))
+    def fail_by(self, error: Exception) -> None:
+        """End the call with an exception that is being handled."""
+        if not isinstance(error, BabelbusError):
+            log.exception("jebp: a call failed")
+            error = CallRefusedError(FAILED, "the server failed; its log says more")
+        self.fail(error)
 
     def released(self, *, lost: bool) -> None:
         """Release what belongs to the call; `Calls` calls this once."""
@@ -319,10 +319,8 @@ class Calls:
             answer = method.answer(call, method.decode(raw))
         except msgspec.MsgspecError as error:
             call.fail(CallRefusedError("bad_argument", str(error)))
-        except BabelbusError as error:
-            call.fail(error)
-        except Exception:
-            call.fail_internally()
+        except Exception as error:
+            call.fail_by(error)
         else:
             if isinstance(answer, Stream):
                 if self._open.get(number) is call:
@@ -342,10 +340,8 @@ class Calls:
             stream.receive(body)
         except msgspec.MsgspecError as error:
             call.fail(CallRefusedError("bad_argument", str(error)))
-        except BabelbusError as error:
-            call.fail(error)
-        except Exception:
-            call.fail_internally()
+        except Exception as error:
+            call.fail_by(error)
 
     # -- items of the server -----------------------------------------------------------------------------------------
 
@@ -423,9 +419,7 @@ async def _answered(call: Call, work: Coroutine[Any, Any, object]) -> None:
     """Answer a call with the result of a coroutine."""
     try:
         result = await work
-    except BabelbusError as error:
-        call.fail(error)
-    except Exception:
-        call.fail_internally()
+    except Exception as error:
+        call.fail_by(error)
     else:
         call.end(result)

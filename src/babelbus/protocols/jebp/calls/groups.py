@@ -109,10 +109,8 @@ class Consumer(Stream):
             if self._closed:
                 return
             self._enter(group)
-        except BabelbusError as error:
-            self._call.fail(error)
-        except Exception:
-            self._call.fail_internally()
+        except Exception as error:
+            self._call.fail_by(error)
 
     async def _group(self) -> Group:
         request, groups, principal = self._request, self._call.broker.groups, self._call.principal
