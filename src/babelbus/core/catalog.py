@@ -18,19 +18,12 @@ import msgspec
 from babelbus import arrays
 from babelbus.clock import Clock
 from babelbus.core.access import (
-    ANONYMOUS,
     NOBODY,
-    STATE_TOPIC,
-    AccessRefusedError,
     Action,
     Identity,
-    Narrowing,
     check_topic,
-    may_topic,
     name_of_owner,
     owner_of,
-    refusal,
-    subjects_of_topic,
 )
 from babelbus.core.backend import Backend
 from babelbus.core.partition import Partition, TopicClosedError
@@ -39,9 +32,10 @@ from babelbus.core.receipt import DONE, Promise
 from babelbus.core.receipt import settled as finished
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
-from babelbus.core.subject import TopicTable, check_topic_name
+from babelbus.core.subject import check_topic_name
 from babelbus.core.tail import TailBudget
-from babelbus.core.topic import DEAD_LETTERS_PREFIX, FIRST_ID, RESERVED_PREFIX, Topic, Topics
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic
+from babelbus.core.topic_rights import TopicRights
 from babelbus.core.work import Work, Writer, settled
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
@@ -77,7 +71,7 @@ class _Kept(msgspec.Struct, frozen=True):
     since: dict[str, tuple[int, ...]] = {}
 
 
-class Catalog:
+class Catalog(TopicRights):
     """Topics over their stores. All calls come from the event loop that it was made in.
 
     `stores` gives the store of each engine; the settings of all topics are kept in the store of engine `disk`.
@@ -101,6 +95,7 @@ class Catalog:
         is_heard: Callable[[], bool],
         refused_engines: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self._stores = stores
         self._catalog = cast(CatalogStore, stores["disk"])
         self._defaults = defaults
@@ -113,8 +108,6 @@ class Catalog:
         self._is_heard = is_heard
         self.refused_engines = refused_engines
         """The engines that no other member of the cluster could read."""
-        self._table = TopicTable()
-        self._topics = Topics()
         self._notes = ThreadPoolExecutor(2, "notes")
         self._writers: list[Writer] = []
         self._changes: dict[str, Promise] = {}
@@ -543,92 +536,6 @@ class Catalog:
         except (OSError, StorageError) as error:
             log.warning("a removed topic could not be erased, the next start tries again: %s", error)
 
-    def _changed(self, name: str) -> Promise:
-        if not name.startswith(RESERVED_PREFIX):
-            self._table.change(name, there=name in self._topics)
-        for listener in self._on_changed:
-            listener()
-        return self.on_topics_changed(name)
-
-    # -- access ------------------------------------------------------------------------------------------------------
-
-    def may_topic(self, principal: Identity, action: Action, name: str) -> bool:
-        """Return whether a principal may do this with everything that a topic holds, dead letters of others too."""
-        if principal.rights is None:
-            return True
-        if not may_topic(principal, action, name):
-            return False
-        topic = self._topics.get(name)
-        return topic is None or all(may_topic(principal, action, source) for source in self._sources(topic))
-
-    def may_some(self, principal: Identity, action: Action, name: str) -> bool:
-        """Return whether a principal may do this with something that a topic holds."""
-        rights = principal.rights
-        return (
-            rights is None
-            or rights.may_topic(action, name)
-            or any(rights.overlaps(action, part) is not Narrowing.NONE for part in subjects_of_topic(name))
-        )
-
-    def may_see(self, principal: Identity, name: str) -> bool:
-        """Return whether a principal may know of a topic: it may do something with it."""
-        return any(
-            self.may_topic(principal, action, name) for action in (Action.READ, Action.CONSUME, Action.MANAGE)
-        ) or (not name.startswith(RESERVED_PREFIX) and self.may_some(principal, Action.PUBLISH, name))
-
-    def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
-        """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
-        rights = principal.rights
-        if rights is None or may_topic(principal, Action.MANAGE, name):
-            return True
-        if owner in ("", ANONYMOUS) or owner != owner_of(principal):  # what a stranger made belongs to no stranger
-            return False
-        return not rights.denies(Action.MANAGE, *subjects_of_topic(name))
-
-    def check_topic(self, principal: Identity, action: Action, name: str) -> None:
-        """Check that a principal may do this with everything that a topic holds.
-
-        Raises:
-            AccessRefusedError: it may not.
-        """
-        if not self.may_topic(principal, action, name):
-            raise refusal(principal, action, name)
-
-    def check_managed(self, principal: Identity, name: str) -> None:
-        """Check that a principal may manage a topic; for a free name, that it may create the topic.
-
-        Raises:
-            AccessRefusedError: it may not.
-        """
-        topic = self._topics.get(name)
-        if not self.may_manage(principal, name, "" if topic is None else topic.owner):
-            raise refusal(principal, Action.MANAGE, name)
-
-    def _sources(self, topic: Topic) -> tuple[str, ...]:
-        """Return the topics whose rights somebody needs who reads a topic."""
-        sources = topic.sources + topic.coming
-        if not sources and topic.name.startswith(DEAD_LETTERS_PREFIX):
-            return (STATE_TOPIC,)  # from before sources were kept: it may hold records of every subject
-        return sources
-
-    def _sources_of(self, subject: str) -> tuple[str, ...]:
-        topic = self._topics.get(self._table.find(subject) or "")
-        return () if topic is None else self._sources(topic)
-
-    def _with_sources(self, name: str) -> set[str]:
-        """Return a topic and the topics that its own records come from."""
-        topic = self._topics.get(name)
-        return {name, *(() if topic is None else self._sources(topic))}
-
-    def refuse_letters(self, principal: Identity, topic: Topic) -> AccessRefusedError | None:
-        """Return the refusal of a publication to a topic of dead letters; it needs the rights to all their sources.
-
-        Else a principal could forge letters, and whoever replays them would publish for that principal elsewhere.
-        """
-        if all(may_topic(principal, Action.PUBLISH, source) for source in self._sources(topic)):
-            return None
-        return refusal(principal, Action.PUBLISH, topic.name)
-
     def add_source(self, name: str, source: str) -> Work[None]:
         """Record, durably, that a topic has copies of the records of another topic."""
         return Work(self._in_turn(name, lambda: self._add_source(name, source)))
@@ -654,6 +561,13 @@ class Catalog:
         finally:
             topic.coming = ()
         self.on_sources_changed()
+
+    def _changed(self, name: str) -> Promise:
+        if not name.startswith(RESERVED_PREFIX):
+            self._table.change(name, there=name in self._topics)
+        for listener in self._on_changed:
+            listener()
+        return self.on_topics_changed(name)
 
     # -- what there is -----------------------------------------------------------------------------------------------
 

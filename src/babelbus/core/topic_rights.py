@@ -1,0 +1,101 @@
+"""The rights to a topic, and to the topics whose records it holds copies of: may a principal do this with it?"""
+
+from babelbus.core.access import (
+    ANONYMOUS,
+    STATE_TOPIC,
+    AccessRefusedError,
+    Action,
+    Identity,
+    Narrowing,
+    may_topic,
+    owner_of,
+    refusal,
+    subjects_of_topic,
+)
+from babelbus.core.subject import TopicTable
+from babelbus.core.topic import DEAD_LETTERS_PREFIX, RESERVED_PREFIX, Topic, Topics
+
+
+class TopicRights:
+    """The topics by name, and the questions about rights to them."""
+
+    def __init__(self) -> None:
+        self._table = TopicTable()
+        self._topics = Topics()
+
+    def may_topic(self, principal: Identity, action: Action, name: str) -> bool:
+        """Return whether a principal may do this with everything that a topic holds, dead letters of others too."""
+        if principal.rights is None:
+            return True
+        if not may_topic(principal, action, name):
+            return False
+        topic = self._topics.get(name)
+        return topic is None or all(may_topic(principal, action, source) for source in self._sources(topic))
+
+    def may_some(self, principal: Identity, action: Action, name: str) -> bool:
+        """Return whether a principal may do this with something that a topic holds."""
+        rights = principal.rights
+        return (
+            rights is None
+            or rights.may_topic(action, name)
+            or any(rights.overlaps(action, part) is not Narrowing.NONE for part in subjects_of_topic(name))
+        )
+
+    def may_see(self, principal: Identity, name: str) -> bool:
+        """Return whether a principal may know of a topic: it may do something with it."""
+        return any(
+            self.may_topic(principal, action, name) for action in (Action.READ, Action.CONSUME, Action.MANAGE)
+        ) or (not name.startswith(RESERVED_PREFIX) and self.may_some(principal, Action.PUBLISH, name))
+
+    def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
+        """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
+        rights = principal.rights
+        if rights is None or may_topic(principal, Action.MANAGE, name):
+            return True
+        if owner in ("", ANONYMOUS) or owner != owner_of(principal):  # what a stranger made belongs to no stranger
+            return False
+        return not rights.denies(Action.MANAGE, *subjects_of_topic(name))
+
+    def check_topic(self, principal: Identity, action: Action, name: str) -> None:
+        """Check that a principal may do this with everything that a topic holds.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if not self.may_topic(principal, action, name):
+            raise refusal(principal, action, name)
+
+    def check_managed(self, principal: Identity, name: str) -> None:
+        """Check that a principal may manage a topic; for a free name, that it may create the topic.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        topic = self._topics.get(name)
+        if not self.may_manage(principal, name, "" if topic is None else topic.owner):
+            raise refusal(principal, Action.MANAGE, name)
+
+    def _sources(self, topic: Topic) -> tuple[str, ...]:
+        """Return the topics whose rights somebody needs who reads a topic."""
+        sources = topic.sources + topic.coming
+        if not sources and topic.name.startswith(DEAD_LETTERS_PREFIX):
+            return (STATE_TOPIC,)  # from before sources were kept: it may hold records of every subject
+        return sources
+
+    def _sources_of(self, subject: str) -> tuple[str, ...]:
+        topic = self._topics.get(self._table.find(subject) or "")
+        return () if topic is None else self._sources(topic)
+
+    def _with_sources(self, name: str) -> set[str]:
+        """Return a topic and the topics that its own records come from."""
+        topic = self._topics.get(name)
+        return {name, *(() if topic is None else self._sources(topic))}
+
+    def refuse_letters(self, principal: Identity, topic: Topic) -> AccessRefusedError | None:
+        """Return the refusal of a publication to a topic of dead letters; it needs the rights to all their sources.
+
+        Else a principal could forge letters, and whoever replays them would publish for that principal elsewhere.
+        """
+        if all(may_topic(principal, Action.PUBLISH, source) for source in self._sources(topic)):
+            return None
+        return refusal(principal, Action.PUBLISH, topic.name)
