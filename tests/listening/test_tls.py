@@ -17,6 +17,7 @@ from babelbus.config import (
     AdminSettings,
     Config,
     EventmeshSettings,
+    ServerSettings,
     TlsSettings,
     WorterbuchSettings,
     ZbusSettings,
@@ -58,7 +59,7 @@ def settings_of(authority: Authority, **more: Any) -> TlsSettings:
     return TlsSettings(cert_file=str(cert), key_file=str(key), **more)
 
 
-def all_listeners(folder: Path, tls: TlsSettings, seconds: float = 30.0) -> Config:
+def all_listeners(folder: Path, tls: TlsSettings, seconds: float = 30.0, processes: int = 1) -> Config:
     return configure(
         folder / "data",
         zbus=ZbusSettings(port=0, monitor_port=0, handshake_seconds=seconds),
@@ -66,6 +67,7 @@ def all_listeners(folder: Path, tls: TlsSettings, seconds: float = 30.0) -> Conf
         eventmesh=EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, admin_port=0, handshake_seconds=seconds),
         admin=True,
         tls=tls,
+        server=ServerSettings(processes=processes),
     )
 
 
@@ -100,10 +102,14 @@ def read_to_end(client: socket.socket) -> bytes:
     return read
 
 
-def refused(live: LiveServer, protocol: str, reason: str = "tls") -> float:
+def refusals(live: LiveServer, protocol: str, reason: str) -> float:
+    """How many connections were refused, asked in the event loop."""
     labels = {"protocol": protocol, "reason": reason}
-    sample = live.server.metrics.registry.get_sample_value
-    return live.call(lambda: sample("babelbus_connections_refused_total", labels)) or 0.0
+    return live.server.metrics.registry.get_sample_value("babelbus_connections_refused_total", labels) or 0.0
+
+
+def refused(live: LiveServer, protocol: str, reason: str = "tls") -> float:
+    return live.call(lambda: refusals(live, protocol, reason))
 
 
 @pytest.mark.parametrize("use_uvloop", [True, False])
@@ -137,8 +143,9 @@ def call_grpc(channel: grpc.Channel) -> str:
     return "OK"
 
 
-def test_grpc_speaks_tls_with_the_certificate_of_all(tmp_path: Path, authority: Authority) -> None:
-    with LiveServer(all_listeners(tmp_path, settings_of(authority))) as live:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_grpc_speaks_tls_with_the_certificate_of_all(tmp_path: Path, authority: Authority, processes: int) -> None:
+    with LiveServer(all_listeners(tmp_path, settings_of(authority), processes=processes)) as live:
         address = live.server.addresses["eventmesh-grpc"].replace("127.0.0.1", "localhost")
         with grpc.secure_channel(address, grpc.ssl_channel_credentials(authority.path.read_bytes())) as channel:
             assert call_grpc(channel) == "UNIMPLEMENTED"
@@ -172,17 +179,18 @@ def test_a_client_that_speaks_tls_to_a_listener_without_is_told_to_the_operator(
 
 
 @pytest.mark.parametrize("listener", ["zbus", "worterbuch-tcp", "eventmesh-tcp", "admin"])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_handshake_that_does_not_end_is_ended_and_counted(
-    tmp_path: Path, authority: Authority, listener: str
+    tmp_path: Path, authority: Authority, listener: str, processes: int
 ) -> None:
-    config = all_listeners(tmp_path, settings_of(authority), seconds=0.05)
+    config = all_listeners(tmp_path, settings_of(authority), seconds=0.05, processes=processes)
     config = msgspec.structs.replace(config, admin=AdminSettings(port=0, handshake_seconds=0.05))
     with LiveServer(config) as live:
         for beginning in (b"", b"\x16\x03\x01\x02\x00"):
             with connected(live, listener, None) as client:
                 client.sendall(beginning)
                 assert read_to_end(client) == b""
-        assert refused(live, listener.partition("-")[0], "handshake") == 2
+        live.until(lambda: refusals(live, listener.partition("-")[0], "handshake") == 2)
 
 
 # -- certificates of clients -----------------------------------------------------------------------------------------
@@ -192,10 +200,11 @@ def peer_certificates(live: LiveServer) -> list[PeerCertificate | None]:
     return live.call(lambda: [one._outbox.peer_certificate for one in live.connections])
 
 
-def test_a_session_sees_the_certificate_of_its_client(tmp_path: Path, authority: Authority) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_session_sees_the_certificate_of_its_client(tmp_path: Path, authority: Authority, processes: int) -> None:
     tls = settings_of(authority, client_ca_file=str(authority.path), client_certificates="optional")
     identity = authority.issue("billing", uris=("spiffe://example/billing",), dns_names=("billing.example",))
-    with LiveServer(all_listeners(tmp_path, tls)) as live:
+    with LiveServer(all_listeners(tmp_path, tls, processes=processes)) as live:
         with connected(live, "worterbuch-tcp", authority.client_context()) as client:
             ask(client, "worterbuch-tcp")
             assert peer_certificates(live) == [None]
@@ -229,11 +238,12 @@ def test_a_required_certificate_is_required_on_every_listener(
         live.until(lambda: "certificate verify failed" in caplog.text)
 
 
-def test_grpc_requires_a_certificate_too(tmp_path: Path, authority: Authority) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_grpc_requires_a_certificate_too(tmp_path: Path, authority: Authority, processes: int) -> None:
     tls = settings_of(authority, client_ca_file=str(authority.path), client_certificates="required")
     cert, key = authority.issue("billing")
     root = authority.path.read_bytes()
-    with LiveServer(all_listeners(tmp_path, tls)) as live:
+    with LiveServer(all_listeners(tmp_path, tls, processes=processes)) as live:
         address = live.server.addresses["eventmesh-grpc"].replace("127.0.0.1", "localhost")
         known = grpc.ssl_channel_credentials(root, key.read_bytes(), cert.read_bytes())
         for credentials, status in ((known, "UNIMPLEMENTED"), (grpc.ssl_channel_credentials(root), "UNAVAILABLE")):
@@ -280,8 +290,9 @@ def test_a_new_certificate_holds_for_new_connections_and_open_ones_stay(
                 ask(before, listener)
 
 
-def test_grpc_takes_a_new_certificate(tmp_path: Path, authority: Authority) -> None:
-    with LiveServer(all_listeners(tmp_path, settings_of(authority))) as live:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_grpc_takes_a_new_certificate(tmp_path: Path, authority: Authority, processes: int) -> None:
+    with LiveServer(all_listeners(tmp_path, settings_of(authority), processes=processes)) as live:
         host, _, port = live.server.addresses["eventmesh-grpc"].rpartition(":")
         context = authority.client_context()
         context.set_alpn_protocols(["h2"])

@@ -49,6 +49,8 @@ from babelbus.metrics import Metrics
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
+RELOAD_SECONDS = 10.0
+"""How long edges may take to load their certificates again."""
 LINKS_MAX = 256
 
 
@@ -74,6 +76,9 @@ class CoreLink(Peer):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the edge has opened its listeners; the exception of a link that ended before says why."""
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+
+        self.reloaded: asyncio.Future[None] | None = None
+        """Done when the edge has loaded its certificates again."""
 
     @property
     def connections(self) -> int:
@@ -130,8 +135,10 @@ class CoreLink(Peer):
         elif kind == STATS:
             self.stats = read(payload, Stats)
         elif kind == READY:
-            if not self.ready.done():
-                self.ready.set_result(None)
+            for waiting in (self.ready, self.reloaded):
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+                    break
         elif kind != PING:
             raise LinkError(f"frame {kind} of an edge")
 
@@ -223,11 +230,24 @@ class CoreLink(Peer):
         self.transports.pop(transport.number, None)
         self._arriving.pop(transport.number, None)
 
+    def reload(self) -> asyncio.Future[None]:
+        """Send a call to load the certificates again; return what is done when the edge has loaded them."""
+        self.reloaded = self._loop.create_future()
+        self.send(RELOAD)
+        return self.reloaded
+
+    def end_handshakes(self) -> None:
+        """Close the clients whose TLS handshake is under way."""
+        for number in list(self._arriving):
+            self.transports[number].abort()
+
     def ended(self, reason: str) -> None:
         """End the sessions of all clients."""
         self._deadline.cancel()
         if not self.ready.done():
             self.ready.set_exception(LinkError(reason))
+        if self.reloaded is not None and not self.reloaded.done():
+            self.reloaded.set_result(None)
         transports, self.transports = self.transports, {}
         self._arriving.clear()
         error = ConnectionResetError(f"the edge is gone: {reason}")
@@ -289,6 +309,7 @@ class CoreEnd:
         self._metrics = metrics
         self._stopping = False
         metrics.links.set_function(lambda: len(self.links))
+        metrics.edge_connections.read = lambda: [(link.name, link.connections) for link in self.links]
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Open an address for links of other machines; `tls` asks edges for a certificate.
@@ -363,10 +384,15 @@ class CoreEnd:
         else:
             self._log.write(logging.INFO, "link", "link of %s: %s", link.peer, reason)
 
-    def reload(self) -> None:
-        """Call all edges to load their certificates again."""
-        for link in self.links:
-            link.send(RELOAD)
+    async def reload(self) -> None:
+        """Call all edges to load their certificates again, and wait until they have."""
+        links = list(self.links)
+        if not links:
+            return
+        await asyncio.wait([link.reload() for link in links], timeout=RELOAD_SECONDS)
+        for link in links:
+            if link.reloaded is not None and not link.reloaded.done():
+                log.warning("edge %s has not loaded its certificates after %g s", link.name, RELOAD_SECONDS)
 
     def stop_accepting(self) -> None:
         """Call all edges to close their listeners, and take in no further edge; connections that are open stay open."""
@@ -375,6 +401,7 @@ class CoreEnd:
             listener.close()
         for link in self.links:
             link.send(STOP)
+            link.end_handshakes()
 
     async def close(self) -> None:
         """End all links, behind what was written to them."""

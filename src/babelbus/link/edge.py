@@ -345,9 +345,20 @@ class EdgeLink(Peer):
             elif kind == STOP:
                 self._edge.stop_accepting()
             elif kind == RELOAD:
-                self._edge.on_reload()
+                self._reload()
             elif kind != PING:
                 raise LinkError(f"frame {kind} of a core")
+
+    def _reload(self) -> None:
+        """Load the certificates again, and send that this is done."""
+        loading = self._loop.run_in_executor(None, self._edge.load_again)
+
+        def end(_: object) -> None:
+            self.send(READY)
+            if loading.exception() is not None:
+                log.error("certificates are not loaded again", exc_info=loading.exception())
+
+        loading.add_done_callback(end)
 
     def open(self, client: Client) -> None:
         """Open a client at the core."""
@@ -399,11 +410,10 @@ class Edge:
         on_connected: Callable[[Welcome], None] = lambda welcome: None,
         on_lost: Callable[[str], None] = lambda reason: None,
         on_stop: Callable[[], None] = lambda: None,
-        on_reload: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self.on_reload = on_reload
-        """Called when the core wants the certificates loaded again."""
+        self.load_again: Callable[[], None] = lambda: None
+        """Loads the certificates again; called in a thread when the core wants it."""
         self._on_connected, self._on_lost, self._on_stop = on_connected, on_lost, on_stop
         self._waiting_max, self._waiting_seconds = waiting_max, waiting_seconds
         self._link: EdgeLink | None = None

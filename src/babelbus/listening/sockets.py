@@ -101,6 +101,13 @@ class Waiting:
         self._serving = self._loop.create_task(self._serve())
         self._serving.add_done_callback(self._check)
 
+    async def serve(self) -> None:
+        """Serve the sockets now; return when their clients are served."""
+        if self._serving is None:
+            self._begin()
+        assert self._serving is not None
+        await asyncio.shield(self._serving)
+
     def _leave(self) -> None:
         for one in self._sockets:
             self._loop.remove_reader(one)

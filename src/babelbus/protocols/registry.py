@@ -1,21 +1,47 @@
 """The protocols that a server speaks: an entry here and a section of the configuration make a service."""
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from babelbus.protocols.eventmesh.service import EventmeshService
-from babelbus.protocols.jebp.service import JebpService
+from babelbus.config import Config
+from babelbus.listening.openings import Opening
+from babelbus.protocols.eventmesh import service as eventmesh
+from babelbus.protocols.jebp import service as jebp
 from babelbus.protocols.service import MakeService
+from babelbus.protocols.worterbuch import service as worterbuch
 from babelbus.protocols.worterbuch.names import SYS
-from babelbus.protocols.worterbuch.service import WorterbuchService
 from babelbus.protocols.worterbuch.values import parse_value
-from babelbus.protocols.zbus.service import ZbusService
+from babelbus.protocols.zbus import service as zbus
 
-SERVICES: dict[str, MakeService] = {"jebp": JebpService}
+SERVICES: dict[str, MakeService] = {"jebp": jebp.JebpService}
 if sys.platform == "linux":  # SOCK_SEQPACKET with credentials
     from babelbus.protocols.sbus.service import SbusService
 
     SERVICES["sbus"] = SbusService
-SERVICES |= {"worterbuch": WorterbuchService, "zbus": ZbusService, "eventmesh": EventmeshService}
+SERVICES |= {
+    "worterbuch": worterbuch.WorterbuchService,
+    "zbus": zbus.ZbusService,
+    "eventmesh": eventmesh.EventmeshService,
+}
+
+_OPENINGS: dict[str, Callable[[Any], list[Opening]]] = {
+    "jebp": jebp.openings,
+    "worterbuch": worterbuch.openings,
+    "zbus": zbus.openings,
+    "eventmesh": eventmesh.openings,
+}
+
+
+def openings(config: Config) -> list[Opening]:
+    """Return the TCP listeners of all services that are enabled.
+
+    Raises:
+        ConfigError: a setting of a section is wrong.
+    """
+    sections = {name: getattr(config, name) for name in _OPENINGS}
+    return [one for name, section in sections.items() if section.enabled for one in _OPENINGS[name](section)]
+
 
 TRANSIENT_KEYS = SYS
 """First element of the keys of the state that services set and that no log keeps."""

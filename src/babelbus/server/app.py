@@ -31,11 +31,13 @@ from babelbus.core.work import Writer
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError, ConfigError
 from babelbus.identities.proofs import Proofs
+from babelbus.limited_log import LimitedLog
 from babelbus.link.core import CoreEnd
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
-from babelbus.listening.entrances import Entrances
+from babelbus.listening.door import Door
+from babelbus.listening.entrances import Entrance, Entrances
 from babelbus.listening.sockets import Waiting, load, open_sockets
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
@@ -447,15 +449,35 @@ class Server:
         _check_docs_folder(settings.docs_folder)
         tls = self._certificates.make_tls("admin", settings.tls)
         self.admin_tls = tls is not None
+        door = Door(
+            "admin",
+            self.metrics,
+            LimitedLog(log, self.clock),
+            context.crowd,
+            connections_max=settings.connections_max,
+            handshake_seconds=settings.handshake_seconds,
+            is_admin=True,
+        )
         parts = {
             "token": ensure_token(self.folder),
             "settings": settings,
             "guard": context.browsers.guard("admin", self.metrics, host=settings.host, is_tls=self.admin_tls),
             "crowd": context.crowd,
             "tls": tls,
+            "door": door,
         }
         sockets = await open_sockets(settings.host, settings.port)
         self._admin_waiting = Waiting("admin", sockets, partial(self._open_admin, sockets, parts))
+        self.entrances.add(
+            Entrance(
+                "admin",
+                self._make_admin_guest,
+                door,
+                tls=tls,
+                prepare=self._admin_waiting.serve,
+                is_ready=lambda: self._admin is not None,
+            )
+        )
         self.addresses["admin"] = "{}:{}".format(*sockets[0].getsockname()[:2])
         log.info("admin listens on %s", self.addresses["admin"])
 
@@ -465,6 +487,10 @@ class Server:
         admin: AdminServer = module.AdminServer(self, await self._load_api(), **parts)
         await admin.start(sockets)
         self._admin = admin
+
+    def _make_admin_guest(self) -> asyncio.Protocol:
+        assert self._admin is not None, "not loaded"
+        return self._admin.make_guest()
 
     async def _stop_admin(self) -> None:
         if self._admin_waiting is None:
@@ -543,7 +569,7 @@ class Server:
         await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
         await run(None, self._certificates.reload)
-        self.core_end.reload()
+        await self.core_end.reload()
 
     async def _clean(self) -> None:
         """Run retention and compaction at every interval of the cleaner."""

@@ -14,13 +14,13 @@ from functools import partial
 import msgspec
 
 from babelbus.clock import SystemClock
+from babelbus.config import TlsSettings
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError, ConfigError
 from babelbus.link.edge import Edge, EdgeListener
 from babelbus.link.frames import ListenerInfo
 from babelbus.listening.certificates import Certificates, Tls
 from babelbus.server import logs
-from babelbus.server.edges import EdgeTls
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,16 @@ GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector, as in the core."""
 LAST_SECONDS = 2.0
 """How long clients may take what was written to them when the core has closed the link."""
+
+
+class EdgeTls(msgspec.Struct, frozen=True):
+    """The TLS of a listener, as an edge makes it again from the files."""
+
+    settings: TlsSettings
+    section: str
+    cert_file: str | None
+    key_file: str | None
+    alpn: list[str]
 
 
 def main(arguments: list[str]) -> None:
@@ -62,7 +72,7 @@ async def _run(connection: socket.socket, name: str) -> None:
     welcome = await edge.connect_socket(connection)
     stores: list[Certificates] = []
     await edge.open([_listener(info, stores) for info in welcome.listeners])
-    edge.on_reload = partial(_reload, stores)
+    edge.load_again = partial(_reload, stores)
     for store in stores:
         store.watch()
     edge.send_ready()
@@ -90,16 +100,12 @@ def _tls(info: ListenerInfo, stores: list[Certificates]) -> Tls | None:
 
 
 def _reload(stores: list[Certificates]) -> None:
-    """Load the certificates again, in a thread; wrong files leave those before in use."""
-
-    def load() -> None:
-        for store in stores:
-            try:
-                store.reload()
-            except ConfigError as error:
-                log.error("reload: %s", error)
-
-    asyncio.get_running_loop().run_in_executor(None, load)
+    """Load the certificates again; wrong files leave those before in use."""
+    for store in stores:
+        try:
+            store.reload()
+        except ConfigError as error:
+            log.error("reload: %s", error)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from babelbus.config import Config, TlsSettings
+from babelbus.config import Config
 from babelbus.errors import BabelbusError
 from babelbus.link.core import CoreEnd, CoreLink
 from babelbus.link.frames import ListenerInfo
@@ -18,6 +18,7 @@ from babelbus.listening.certificates import Tls
 from babelbus.listening.entrances import Entrances
 from babelbus.listening.sockets import share
 from babelbus.metrics import Metrics
+from babelbus.server.edge import EdgeTls
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +31,8 @@ STEADY_SECONDS = 30.0
 END_SECONDS = 5.0
 """How long an edge may take to end."""
 BACKLOG = 1024
-
-
-class EdgeTls(msgspec.Struct, frozen=True):
-    """The TLS of a listener, as an edge makes it again from the files."""
-
-    settings: TlsSettings
-    section: str
-    cert_file: str | None
-    key_file: str | None
-    alpn: list[str]
+MODULE = "babelbus.server.edge"
+"""The program of an edge process."""
 
 
 class Edges:
@@ -173,7 +166,7 @@ class Edges:
 def _begin(arguments: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
     """Start an edge process, which imports what this process imports."""
     return subprocess.Popen(  # noqa: S603 - this interpreter, with numbers and settings
-        [sys.executable, "-m", "babelbus.server.edge", *arguments],
+        [sys.executable, "-m", MODULE, *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=descriptors,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -18,6 +18,7 @@ from babelbus.config import AdminSettings
 from babelbus.core.access import AccessRefusedError, Action, check_may
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
+from babelbus.listening.door import Door
 from babelbus.web.answers import HttpHandler, answer, answer_errors
 from babelbus.web.api import AdminApi
 from babelbus.web.callers import METRICS_SUBJECT, Callers, principal_of
@@ -45,6 +46,7 @@ class AdminServer:
         guard: BrowserGuard | None = None,
         crowd: Crowd | None = None,
         tls: Tls | None = None,
+        door: Door | None = None,
     ) -> None:
         assert token, "an empty token would let everybody in"
         self._server = server
@@ -62,6 +64,7 @@ class AdminServer:
             connections_max=settings.connections_max,
             handshake_seconds=settings.handshake_seconds,
             tls=tls,
+            door=door,
         )
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
@@ -91,6 +94,10 @@ class AdminServer:
         if self._console is not None:
             self.api.sessions.begin(self._token)
         self._listeners = await self._limits.listen(runner.server, sockets)
+
+    def make_guest(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that comes over a link."""
+        return self._limits.make_guest()
 
     async def stop(self) -> None:
         """Close the listener, and the connections once their requests are answered, or after two seconds."""

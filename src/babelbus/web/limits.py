@@ -37,12 +37,14 @@ class ConnectionLimits:
         connections_max: int,
         handshake_seconds: float,
         tls: Tls | None = None,
+        door: Door | None = None,
     ) -> None:
         self._metrics = metrics
         self._tls = tls
         self._guests: dict[asyncio.BaseTransport, _Guest] = {}
         """Connections without a request so far."""
-        self.door = Door(
+        self._server: web.Server | None = None
+        self.door = door or Door(
             NAME,
             metrics,
             LimitedLog(log, clock),
@@ -54,6 +56,7 @@ class ConnectionLimits:
 
     async def listen(self, server: web.Server, sockets: Sequence[socket.socket]) -> list[asyncio.Server]:
         """Handle the connections of listening sockets: admitted connections go to the server."""
+        self._server = server
         self._metrics.connections.labels(NAME).set_function(lambda: len(server.connections))
         tls = self._tls
 
@@ -63,6 +66,11 @@ class ConnectionLimits:
 
         loop = asyncio.get_running_loop()
         return [await loop.create_server(connect, sock=one) for one in sockets]
+
+    def make_guest(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that comes over a link."""
+        assert self._server is not None, "not started"
+        return _Guest(self, self._server)
 
     def begin(self, guest: "_Guest") -> None:
         """Count a connection that was let in; its first request is awaited from now on."""

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from babelbus.config import EventmeshSettings
+from babelbus.listening.openings import Opening
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Callers
@@ -22,6 +24,29 @@ TICK_SECONDS = 1.0
 ORIGIN = "babelbus"
 FILE_NAME = "eventmesh.json"
 ADVICE = "put a copy of the file back, or remove the file: then webhooks must subscribe again"
+
+
+def openings(settings: EventmeshSettings) -> list[Opening]:
+    """Return the TCP listeners of some settings."""
+    ports = {
+        "eventmesh-tcp": settings.tcp_port,
+        "eventmesh-http": settings.http_port,
+        "eventmesh-admin": settings.admin_port,
+        "eventmesh-grpc": settings.grpc_port,
+    }
+    return [
+        Opening(
+            name=name,
+            host=settings.host,
+            port=port,
+            section=PROTOCOL,
+            tls=settings.tls,
+            alpn=("h2",) if name == "eventmesh-grpc" else (),
+            handshake_seconds=settings.handshake_seconds,
+        )
+        for name, port in ports.items()
+        if port is not None
+    ]
 
 
 class EventmeshService(StreamService):

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 
+from babelbus.config import JebpSettings
+from babelbus.listening.openings import Opening
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.calls import admin
 from babelbus.protocols.jebp.calls.call import Method
@@ -14,6 +16,21 @@ from babelbus.protocols.jebp.session import Session
 from babelbus.protocols.service import ServiceContext, StreamService
 
 log = logging.getLogger(__name__)
+
+
+def openings(settings: JebpSettings) -> list[Opening]:
+    """Return the TCP listeners of some settings."""
+    seconds = settings.handshake_seconds
+    return [
+        Opening(
+            name=PROTOCOL,
+            host=settings.host,
+            port=settings.port,
+            section=PROTOCOL,
+            speaks_tls=False,
+            handshake_seconds=seconds,
+        )
+    ]
 
 
 class JebpService(StreamService):

@@ -10,6 +10,7 @@ from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import read_key_file
+from babelbus.listening.openings import Opening
 from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
@@ -145,6 +146,29 @@ class WorterbuchService(StreamService):
             return WebSession(self.hub, outbox, close, address=peer, options=options)
 
         return make
+
+
+def openings(settings: WorterbuchSettings) -> list[Opening]:
+    """Return the TCP listeners of some settings.
+
+    Raises:
+        ConfigError: an entry of `worterbuch.more_endpoints` is wrong.
+    """
+    ports = {"worterbuch": settings.port, "worterbuch-tcp": settings.tcp_port}
+    for place, endpoint in map(read_endpoint, (settings.more_endpoints or "").split()):
+        if isinstance(place, int):
+            ports[f"worterbuch-tcp-{endpoint.profile.name}"] = place
+    return [
+        Opening(
+            name=name,
+            host=settings.host,
+            port=port,
+            section=PROTOCOL,
+            tls=settings.tls,
+            handshake_seconds=settings.handshake_seconds,
+        )
+        for name, port in ports.items()
+    ]
 
 
 def read_endpoint(text: str) -> tuple[str | int, Endpoint]:
