@@ -102,7 +102,7 @@ class Waiting:
         self._serving.add_done_callback(self._check)
 
     async def serve(self) -> None:
-        """Serve the sockets now; return when their clients are served."""
+        """Open the sockets for their clients now; return when clients are served."""
         if self._serving is None:
             self._begin()
         assert self._serving is not None

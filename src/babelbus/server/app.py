@@ -601,6 +601,8 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaner
         services = list(self.services.values())
+        if self._edges is not None:
+            await self._edges.leave()
         self.core_end.stop_accepting()
         for service in services:
             await service.drain()

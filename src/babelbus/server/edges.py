@@ -44,7 +44,6 @@ class Edges:
         self._entrances = entrances
         self._metrics = metrics
         self._tasks: list[asyncio.Task[None]] = []
-        self._stopping = False
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         """The running processes by the name of the edge."""
 
@@ -118,8 +117,6 @@ class Edges:
             began = loop.time()
             await link.done
             code = await self._end(process)
-            if self._stopping:
-                return
             log.warning("edge %s has ended (%s): it is started again", name, _describe(code))
             seconds = WAIT_SECONDS_MIN if loop.time() - began > STEADY_SECONDS else seconds
             while True:
@@ -148,19 +145,17 @@ class Edges:
             os.close(descriptor)
         return process.wait()
 
+    async def leave(self) -> None:
+        """Start no process again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def stop(self) -> None:
         """Wait until all processes have ended; the core has closed their links."""
-        self._stopping = True
-        for task in self._tasks:
-            if task.done() or not await self._ended(task):
-                task.cancel()
-        for process in self.processes.values():
-            if process.returncode is None:  # its start was cut short
-                await self._end(process)
-
-    async def _ended(self, task: "asyncio.Task[None]") -> bool:
-        done, _ = await asyncio.wait([task], timeout=2 * END_SECONDS)
-        return bool(done)
+        await self.leave()
+        running = [process for process in self.processes.values() if process.returncode is None]
+        await asyncio.gather(*map(self._end, running))
 
 
 def _begin(arguments: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
