@@ -50,6 +50,24 @@ def test_the_end_moves_while_a_server_appends(folder: Folder) -> None:
     assert payloads(partition, 2000, 2004) == told(2000, 2001, 2002, 2003)
 
 
+def test_zeros_that_wait_for_the_next_records_are_the_end(folder: Folder) -> None:
+    for number in range(300):
+        folder.add(numbered(1, first=number))
+    partition = reach(folder)
+    assert folder.file().stat().st_size > folder.log().size_bytes
+    assert partition.bounds().end == 300
+    assert reach(folder).bounds().end == 300
+    folder.add(numbered(1, first=300))
+    assert partition.bounds().end == 301
+    assert payloads(partition, 290, 301) == told(*range(290, 301))
+    folder.log().roll()
+    folder.add(numbered(1, first=301))
+    assert payloads(partition, 290, partition.bounds().end) == told(*range(290, 302))
+    folder.close()
+    assert folder.file(base=301).stat().st_size < 100
+    assert payloads(reach(folder), 290, 302) == told(*range(290, 302))
+
+
 def test_reading_changes_no_file_and_takes_no_lock(folder: Folder) -> None:
     folder.add(numbered(3000), segment_bytes=40_000)
     folder.add(numbered(3000, first=3000))

@@ -24,15 +24,19 @@ class Inode:
         self.content = bytearray()
         self.durable = bytearray()
         self.dirty: set[int] = set()
+        self.used = 0
+        """The size without what `resize` added: a hole takes no room on the disk."""
 
     def write(self, data: bytes | memoryview, position: int) -> None:
         if position > len(self.content):
             self.resize(position)
         self.content[position : position + len(data)] = data
+        self.used = max(self.used, position + len(data))
         self.dirty.update(range(position // PAGE_BYTES, (position + max(len(data), 1) - 1) // PAGE_BYTES + 1))
 
     def resize(self, size: int) -> None:
         old = len(self.content)
+        self.used = min(self.used, size)
         if size < old:
             del self.content[size:]
         else:
@@ -46,6 +50,7 @@ class Inode:
     def drop_unflushed(self) -> None:
         """Forget what a failed flush left: the system marks such pages clean, and may drop them."""
         self.content = bytearray(self.durable)
+        self.used = min(self.used, len(self.content))
         self.dirty.clear()
 
     def lose_power(self, chance: random.Random) -> None:
@@ -59,6 +64,7 @@ class Inode:
                 if end > page * PAGE_BYTES:
                     after[page * PAGE_BYTES : end] = part[: end - page * PAGE_BYTES]
         self.content, self.durable, self.dirty = after, bytearray(after), set()
+        self.used = len(after)
 
 
 class FaultyFile:
@@ -70,7 +76,7 @@ class FaultyFile:
     def pwrite(self, data: bytes | bytearray | memoryview, position: int) -> None:
         view = memoryview(data)
         fault = self._files.take_fault("pwrite", self._path)
-        growth = position + len(view) - len(self._inode.content)
+        growth = position + len(view) - self._inode.used
         if fault is None and growth > 0 and self._files.bytes_used + growth > self._files.bytes_max:
             fault = Fault("pwrite", errno.ENOSPC, written=len(view) - (growth - self._files.bytes_free))
         if fault is not None:
@@ -142,7 +148,7 @@ class FaultyFiles:
 
     @property
     def bytes_used(self) -> int:
-        return sum(len(inode.content) for inode in self._names.values())
+        return sum(inode.used for inode in self._names.values())
 
     @property
     def bytes_free(self) -> int:

@@ -33,6 +33,7 @@ from babelbus.storage.disk import (
     folder_name,
     parse_base,
     scan,
+    written_size,
 )
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import File, LocalFiles, disk_error
@@ -115,7 +116,7 @@ class PartitionFolder:
                 )
             if size > tail.position:
                 found = scan(file, tail.position, tail.next_offset, size=size)
-                if found.end == tail.position and tail.position and self._tail is None:
+                if found.end == tail.position < found.size and tail.position and self._tail is None:
                     # Not one good record behind what the checkpoint vouches for: rather it is wrong (as recovery says).
                     found = scan(file, 0, last, size=size)
                 tail.end = found.next_offset
@@ -130,10 +131,11 @@ class PartitionFolder:
                 self._flush([base for base in bases if base >= (known.segment if known else 0)][:-1], file)
                 self._flushed = tail.end
             self._tail = tail
+            is_blank = tail.end == last and not written_size(file)
         finally:
             file.close()
         end = tail.end
-        if not size and len(bases) > 1 and (known is None or known.segment < last):
+        if is_blank and len(bases) > 1 and (known is None or known.segment < last):
             end = self._end_of_previous(bases[-2], last)
         return min([end, *self._rescued()])
 

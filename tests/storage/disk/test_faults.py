@@ -348,3 +348,24 @@ def test_a_slow_disk_is_only_slow() -> None:
     fill(log, 100)
     log.close()
     assert len(read_all(open_log(files))) == 100
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_records_that_came_one_by_one_survive_power_loss_if_they_were_flushed(seed: int) -> None:
+    chance = random.Random(seed)
+    files = FaultyFiles()
+    durable = 0
+    for _ in range(6):
+        log = open_log(files, LogSettings(segment_bytes=100_000))
+        check_log(log, durable)
+        if log.recovery.bad:
+            return
+        for _ in range(chance.randint(0, 1200)):
+            fill(log, 1, bytes_each=chance.choice([0, 20, 200]))
+            if chance.random() < 0.3:
+                durable = log.flush()
+        if chance.random() < 0.3:
+            files.kill()
+        else:
+            files.power_loss(chance.randrange(2**32))
+    check_log(open_log(files, LogSettings(segment_bytes=100_000)), durable)

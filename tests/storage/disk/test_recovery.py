@@ -1,16 +1,19 @@
 """Opening a log after damage: only a torn tail is cut; what is damaged is refused by name, the rest is served."""
 
+import errno
 import random
 from collections.abc import Iterator
 from itertools import takewhile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_batch, encode_payloads, walk
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
-from babelbus.storage.disk import checkpoint
+from babelbus.storage.disk import check_folder, checkpoint
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES
@@ -79,22 +82,155 @@ def test_a_torn_tail_of_every_length_is_cut_and_no_more(behind: bytes) -> None:
         )
         cut += len(list(same))
         size = len(files.content(LOG))
-        log = open_log(files)
         good = sum(position <= cut for position in positions[1:])
+        # Zeros alone are no torn record: they are room for the next records, as a killed server leaves it.
+        is_torn = any(files.content(LOG)[positions[good] :])
+        log = open_log(files)
         assert log.next_offset == good
-        assert log.recovery.cut_bytes == size - positions[good]
+        assert log.recovery.cut_bytes == (size - positions[good] if is_torn else 0)
         assert not log.recovery.bad
         assert len(read_all(log)) == good
         append(log, [Record(b"%d." % good, timestamp=NOW)])
         assert len(read_all(log)) == good + 1
 
 
-def test_garbage_and_zeros_behind_a_whole_log_are_cut() -> None:
-    for behind in (b"\0", b"\0" * 10_000, random.Random(1).randbytes(10_000)):
+def test_garbage_behind_a_whole_log_is_cut_and_zeros_are_room_for_the_next_records(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    garbage = random.Random(1).randbytes(10_000)
+    for behind, cut in ((b"\0", 0), (b"\0" * 10_000, 0), (garbage, 10_000), (garbage + bytes(70_000), 80_000)):
         files = stored()
+        size = len(files.content(LOG))
         files.content(LOG).extend(behind)
+        caplog.clear()
         log = open_log(files)
-        assert (log.next_offset, log.recovery.cut_bytes) == (12, len(behind))
+        assert (log.next_offset, log.size_bytes, log.recovery.cut_bytes) == (12, size, cut)
+        assert bool(caplog.records) == bool(cut)
+        append(log, [Record(b"12.", timestamp=NOW)])
+        log.close()
+        assert len(files.content(LOG)) == log.size_bytes, "a clean stop leaves no zeros"
+        assert len(read_all(open_log(files))) == 13
+
+
+def test_a_segment_is_made_longer_in_steps_and_ends_with_its_last_record_when_it_is_sealed() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    sizes = set()
+    for _ in range(3000):
+        append(log, numbered(1, first=log.next_offset))
+        sizes.add(len(files.content(LOG)))
+    assert {size for size in sizes if size > 4096 + 100} == {2**16, 2**17, 3 * 2**16}
+    log.roll()
+    assert len(files.content(LOG)) == log.size_bytes
+    fill(log, 1000, batch=1000)
+    assert len(files.content(f"{FOLDER}/{3000:020d}.log")) == log.parts()[-1].size_bytes
+    log.close()
+    assert [number_of(record) for record in read_all(open_log(files))] == list(range(4000))
+
+
+def test_a_disk_that_makes_no_file_longer_takes_records_all_the_same() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 200, batch=1)
+    files.fail("truncate", errno.EFBIG, times=100)
+    fill(log, 1800, batch=1)
+    files.faults.clear()
+    log.flush()
+    files.power_loss(1)
+    assert [number_of(record) for record in read_all(open_log(files))] == list(range(2000))
+
+
+@given(st.integers(0, 2**31), st.integers(0, 300), st.data())
+def test_any_cut_behind_which_zeros_stand_gives_the_records_in_front_of_it(
+    seed: int, size_max: int, data: st.DataObject
+) -> None:
+    chance = random.Random(seed)
+    files = FaultyFiles()
+    log = open_log(files)
+    while log.size_bytes < 5000:
+        # Payloads of zeros, and headers, so that records end with zeros and without.
+        size = chance.randint(0, size_max)
+        payload = b"%d." % log.next_offset + (bytes(size) if chance.random() < 0.5 else chance.randbytes(size))
+        append(log, [Record(payload, None, ((b"h", b"v"),) * chance.randint(0, 1), NOW)])
+    append(log, numbered(1, first=log.next_offset))
+    end = log.size_bytes
+    content = files.content(LOG)
+    assert len(content) == 2**16
+    whole = bytes(content)
+    positions = walk(whole[:end])
+    cut = data.draw(st.integers(positions[-8], end))
+    content[cut:] = bytes(len(content) - cut)
+    good = sum(bytes(content[:position]) == whole[:position] for position in positions[1:])
+    looked = check_folder(files, "data").problems
+    torn = any(content[positions[good] :])
+    assert [problem.kind for problem in looked] == ["torn_tail"] * torn
+    log = open_log(files)
+    assert (log.next_offset, bool(log.recovery.cut_bytes), log.recovery.bad) == (good, torn, [])
+    append(log, [Record(b"%d." % good, timestamp=NOW)])
+    assert [number_of(record) for record in read_all(log)] == list(range(good + 1))
+    log.close()
+    assert check_folder(files, "data").problems == []
+
+
+def test_a_record_inside_the_payload_of_a_torn_one_in_front_of_zeros_is_not_taken_for_a_stored_one() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 200, batch=1)
+    inner = bytes(encode_batch(numbered(3, first=201), 201).data)
+    append(log, [Record(b"200." + inner + b"." * 500, timestamp=NOW)])
+    log.flush()
+    end = log.size_bytes
+    files.content(LOG)[end - 100 : end] = bytes(100)
+    log = open_log(files)
+    assert log.next_offset == 200
+    assert not log.recovery.bad
+
+
+def test_a_sealed_segment_that_the_power_left_with_zeros_is_whole() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 200, batch=1)
+    log.flush()
+    size = log.size_bytes
+    log.roll()
+    files.content(LOG).extend(bytes(2**16))
+    assert [problem.kind for problem in check_folder(files, "data").problems] == []
+    log = open_log(files)
+    assert (log.next_offset, log.recovery.bad) == (200, [])
+    assert len(files.content(LOG)) == size
+    fill(log, 100, batch=1)
+    assert [number_of(record) for record in read_all(log)] == list(range(300))
+
+
+def test_a_segment_of_zeros_behind_a_segment_that_lost_its_end_is_removed() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 200, batch=1)
+    log.flush()
+    durable = log.size_bytes
+    fill(log, 10, batch=1)
+    log.roll()
+    append(log, numbered(1, first=210))
+    del files.content(LOG)[durable:]
+    after = f"{FOLDER}/{210:020d}.log"
+    files.content(after)[:] = bytes(2**16)
+    found = check_folder(files, "data").problems
+    assert [problem.file for problem in found if problem.kind == "leftover"] == [after], found
+    assert {problem.kind for problem in found} <= {"leftover", "index"}
+    log = open_log(files)
+    assert (log.next_offset, log.recovery.bad) == (200, [])
+
+
+def test_a_writer_that_was_replaced_cuts_nothing_when_it_closes() -> None:
+    files = FaultyFiles()
+    old = open_log(files)
+    fill(old, 200, batch=1)
+    new = open_log(files)
+    old.fence_off()
+    fill(new, 100, batch=1)
+    old.roll()
+    old.close()
+    assert [number_of(record) for record in read_all(new)] == list(range(300))
 
 
 def test_a_record_inside_the_payload_of_a_torn_one_is_not_taken_for_a_stored_one() -> None:

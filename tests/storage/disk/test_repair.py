@@ -143,14 +143,16 @@ def test_several_damaged_ranges_in_all_segments_are_taken_out_together() -> None
     assert_goes_on(files, 9000)
 
 
-@pytest.mark.parametrize("cut", [1, 30, 57])
-def test_a_torn_tail_is_named_kept_and_cut(cut: int) -> None:
+@pytest.mark.parametrize(("cut", "behind"), [(1, 0), (30, 0), (50, 0), (30, 2**16)])
+def test_a_torn_tail_is_named_kept_and_cut(cut: int, behind: int) -> None:
     files = stored()
     before = raw_records(files)
     content = files.content(path_of(6000))
-    append(open_log(files), numbered(1, first=9000))
-    del content[len(content) - cut :]
-    tail = bytes(content[walk(bytes(content))[-1] :])
+    log = open_log(files)
+    append(log, numbered(1, first=9000))
+    del content[log.parts()[-1].size_bytes - cut :]
+    tail = bytes(content[walk(bytes(content))[-1] :]) + bytes(behind)
+    content.extend(bytes(behind))
     (problem,) = check_folder(files, DATA).problems
     assert (problem.kind, problem.file, problem.offset) == ("torn_tail", path_of(6000), 9000)
     (kept,) = repaired(files).kept
@@ -165,6 +167,7 @@ def test_the_batch_of_a_torn_write_is_cut_as_a_whole_and_its_torn_record_kept() 
     batch = encode_payloads([b"one", b"two"], [NOW, NOW], 3000)
     log.append(mark_producer(batch, 7, 1))
     content = files.content(path_of(0))
+    del content[log.size_bytes :]
     whole = bytes(content)
     del content[-1:]
     (kept,) = repaired(files).kept

@@ -7,7 +7,7 @@ from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
 from babelbus.storage.disk.repair import repair_folder
-from babelbus.storage.disk.scan import scan
+from babelbus.storage.disk.scan import scan, written_size
 from babelbus.storage.disk.segment import Segment, base_name
 from babelbus.storage.disk.store import LOCK_NAME, SETTINGS_NAME, FolderStore, folder_name
 
@@ -34,4 +34,5 @@ __all__ = [
     "parse_base",
     "repair_folder",
     "scan",
+    "written_size",
 ]

@@ -224,7 +224,7 @@ class AppendLog:
     def roll(self) -> None:
         """Start a new segment if the open one has records, so that the cleaner may take that one."""
         with self._lock:
-            if self._segments.active.size_bytes:
+            if self._segments.active.size_bytes and not self._stale:
                 self._roll()
 
     def fence_off(self) -> None:
@@ -484,7 +484,22 @@ class AppendLog:
         try:
             if not self._failed and not self._closed:
                 self.checkpoint()
+                self._trim()
         finally:
             with self._flushing, self._reading:
                 self._closed = True
                 self._segments.close()
+
+    def _trim(self) -> None:
+        """Remove the zeros behind the last record, unless another writer has the partition.
+
+        Raises:
+            DiskFullError, DiskError: the disk refused; the next start reads past them.
+        """
+        with self._lock:
+            if not self._stale:
+                active = self._segments.active
+                try:
+                    active.trim()
+                except OSError as error:
+                    raise disk_error(error, f"closing {active.path}.log") from error

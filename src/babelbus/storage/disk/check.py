@@ -17,7 +17,7 @@ from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, UNKNOWN_SUM, decode
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, find_leftovers
-from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan
+from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan, written_size
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
 from babelbus.storage.disk.store import REMOVED_PREFIX, folder_name
 from babelbus.storage.files import FileSystem
@@ -70,7 +70,10 @@ class Report(msgspec.Struct):
 
 
 class Look(msgspec.Struct):
-    """One segment as it was read. `following` is where the next one begins; without `found` it could not be read."""
+    """One segment as it was read. `following` is where the next one begins; without `found` it could not be read.
+
+    `size` is that of the file, once it was read without the zeros that wait for the next records.
+    """
 
     base: int
     following: int | None
@@ -196,8 +199,8 @@ def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[l
         assert base is not None  # only the last `following` is
         each = Look(base, following, f"{folder}/{base_name(base)}", sizes[base] or 0, None, [])
         _look_at_segment(files, each, known, meter)
-        if following == bases[-1] and never_used(each, sizes[following], known):
-            path = f"{folder}/{base_name(following)}.log"
+        path = "" if following is None else f"{folder}/{base_name(following)}.log"
+        if following == bases[-1] and never_used(files, each, path, known):
             reason = "it was begun before the end of the segment in front of it was durable"
             problems.append(Problem("leftover", path, reason, "remove it"))
             each = Look(base, None, each.path, each.size, None, [])
@@ -209,12 +212,23 @@ def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[l
     return looks, problems
 
 
-def never_used(before: Look, last_size: int | None, known: Checkpoint | None) -> bool:
-    """Return whether the last segment, of `last_size` bytes, is one that a start removes: see recovery.py."""
-    if before.found is None or before.following is None or last_size != 0:
+def never_used(files: FileSystem, before: Look, last: str, known: Checkpoint | None) -> bool:
+    """Return whether the last segment, with the log `last`, is one that a start removes: see recovery.py."""
+    if before.found is None or before.following is None:
         return False
     amiss = before.found.overlap or before.found.next_offset < before.following
-    return amiss and (known is None or known.segment < before.following)
+    return amiss and (known is None or known.segment < before.following) and _is_blank(files, last)
+
+
+def _is_blank(files: FileSystem, path: str) -> bool:
+    try:
+        file = files.open(path, write=False)
+    except OSError:
+        return False
+    try:
+        return not written_size(file)
+    finally:
+        file.close()
 
 
 def _look_at_segment(files: FileSystem, each: Look, known: Checkpoint | None, meter: Meter) -> None:
@@ -262,6 +276,7 @@ def _look_at_records(files: FileSystem, each: Look, meter: Meter) -> None:
     finally:
         file.close()
     meter.add(each.size)
+    each.size = found.size
     for bad in found.bad:
         each.problems.append(Problem("damaged", path, bad.reason, CUT_OUT, bad.position, bad.offset, bad.next_offset))
     if following is not None and found.next_offset < following:

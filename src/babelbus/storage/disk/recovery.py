@@ -14,7 +14,7 @@ from babelbus.records.format import RECORD_BYTES_MIN
 from babelbus.storage.contract import BadRange, Recovery
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
-from babelbus.storage.disk.scan import Scan
+from babelbus.storage.disk.scan import Scan, written_size
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, SUFFIXES, Segment, base_name
 from babelbus.storage.files import FileSystem, disk_error
 from babelbus.storage.producers import Producers
@@ -115,6 +115,8 @@ def open_segments(files: FileSystem, folder: str, producers: Producers, recovery
             if found.overlap:
                 _keep_overlap(files, segment, found.end)
                 segment.cut_tail(found.end)
+            if following is not None:
+                segment.trim()
         if following is not None:
             segment.close()  # a partition may have thousands
         opened.segments.append(segment)
@@ -180,7 +182,7 @@ def _never_used(files: FileSystem, folder: str, base: int) -> bool:
     unflushed.
     """
     known = checkpoints.note(files, folder).recall()
-    return (known is None or known.segment < base) and Segment(files, folder, base).file_bytes() == 0
+    return (known is None or known.segment < base) and not written_size(Segment(files, folder, base).file())
 
 
 def _take_note(segment: Segment, found: Scan, following: int | None, recovery: Recovery) -> None:
@@ -193,11 +195,11 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
             reason = found.tail or "the segment ends early"
             recovery.bad.append((path, BadRange(found.end, segment.size_bytes, found.next_offset, following, reason)))
         return
-    size = segment.file_bytes()
     last = found.producers[-1] if found.producers else None
     torn = last is not None and last.base_offset + last.count > found.next_offset and not found.bad
-    if size == found.end and not torn:
-        return
+    if found.size == found.end and not torn:
+        return  # zeros behind it stay for the next records
+    size = found.size
     if torn and last is not None:
         # The write of this batch was torn, perhaps between two records, so it was not acknowledged, and its producer
         # sends all of it again.

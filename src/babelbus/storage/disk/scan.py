@@ -25,6 +25,7 @@ from babelbus.storage.files import File
 
 CHUNK_BYTES = 4 * 2**20
 SEARCH_BYTES = 2**19
+ZEROS_BYTES = 2**16
 OFFSET_MAX = 2**63 - 1
 WRONG_OFFSET = "its offset is"
 OVERLAP = "its offset belongs to the next segment"
@@ -34,6 +35,7 @@ class Scan(msgspec.Struct):
     """The content of a log from `start` on. `end` is where its last good record ends, `tail` why nothing good follows.
 
     `overlap`: behind `end` stand records that the next segment holds too, left over from a rescue after a failed flush.
+    `size` is where the file ends, without the zeros that wait for the next records (docs/storage.md, a record).
     """
 
     start: int
@@ -44,6 +46,7 @@ class Scan(msgspec.Struct):
     producers: list[StoredBatch]
     tail: str | None = None
     overlap: bool = False
+    size: int = 0
 
 
 def scan(
@@ -85,7 +88,7 @@ def _scan(
 ) -> Scan | None:
     """Read as `scan` does; with `dense`, return `None` at the first offset that is not the next."""
     found = Scan(start, start, next_offset, index if index is not None else SparseIndex(), [], [])
-    size = file.size() if size is None else size
+    size = found.size = file.size() if size is None else size
     position, wanted = start, CHUNK_BYTES
     while position < size:
         data = file.pread(min(wanted, size - position), position)
@@ -106,7 +109,11 @@ def _scan(
             break
         if dense and reason.startswith(WRONG_OFFSET):
             return None
-        following = _find_good(file, position, size, found.next_offset, gaps, limit)
+        written = written_size(file, size)
+        if written <= position and (limit == OFFSET_MAX or found.next_offset == limit):
+            found.size = position
+            break
+        following = _find_good(file, position, size, written, found.next_offset, gaps, limit)
         if following is None:
             found.tail = reason
             break
@@ -115,6 +122,18 @@ def _scan(
         found.index.distrust_last()
         found.end, found.next_offset, position = after, offset, after
     return found
+
+
+def written_size(file: File, size: int | None = None) -> int:
+    """Return the size of a file, or of its first `size` bytes, without the zeros at its end."""
+    end = file.size() if size is None else size
+    while end:
+        start = max(end - ZEROS_BYTES, 0)
+        rest = file.pread(end - start, start).rstrip(b"\0")
+        if rest:
+            return start + len(rest)
+        end = start
+    return 0
 
 
 def _record_bytes(data: bytes) -> int:
@@ -186,14 +205,16 @@ def _offsets_good(offsets: I64, expected: int, gaps: bool, limit: int) -> int:
     return first
 
 
-def _find_good(file: File, position: int, size: int, expected: int, gaps: bool, limit: int) -> tuple[int, int] | None:
+def _find_good(
+    file: File, position: int, size: int, written: int, expected: int, gaps: bool, limit: int
+) -> tuple[int, int] | None:
     """Return position and offset of the first good record behind the bad one at `position`, or `None`.
 
     A payload may hold records of ours (somebody records a log in a log), so the bad record's own
-    length is asked first, and a torn record's inside is not searched.
+    length is asked first, and a torn record's inside is not searched. Behind `written` are zeros.
     """
     following = _follow(file, position, size, expected, gaps, limit)
-    if following is not None or _is_torn(file, position, size, expected):
+    if following is not None or _is_torn(file, position, written, expected):
         return following
     for start in range(position + 1, size, SEARCH_BYTES):
         data = file.pread(min(SEARCH_BYTES + RECORD_BYTES_MIN - 1, size - start), start)

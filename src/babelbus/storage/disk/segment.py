@@ -19,6 +19,12 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = (".log", ".index", ".timeindex", ".blocks")
 DERIVED_SUFFIXES = SUFFIXES[1:]
+RESERVE_BYTES = 2**16
+"""An append of less than a page makes the file this much longer. Then the flushes of the next appends change neither
+its size nor, mostly, its blocks, so that the file system writes no journal: 140 us and not 200 on ext4. The zeros take
+no room on the disk."""
+PAGE_BYTES = 4096
+"""A segment that is smaller is not made longer in advance: most of many topics are small."""
 
 
 def base_name(base_offset: int) -> str:
@@ -43,6 +49,8 @@ class Segment(SegmentReader):
         self.index_dirty = False
         """Whether the derived files may not be durable yet."""
         self._rebuilt = False
+        self._reserved_bytes = 0
+        """Size of the file where that is more than `size_bytes`: zeros wait there for the next records."""
 
     # -- making and opening ------------------------------------------------------------------------------------------
 
@@ -113,8 +121,8 @@ class Segment(SegmentReader):
         found = scan(self.file(), 0, self.base_offset, gaps=True, size=self.size_bytes, limit=self.next_offset)
         log.warning("%s: index rebuilt from %d bytes of records", self.path, found.end)
         self._rebuilt = True
-        if found.overlap:
-            self.size_bytes = found.end
+        self._reserved_bytes = self.size_bytes
+        self.size_bytes = found.end if found.overlap else found.size
         self._take_scan(found)
         return found
 
@@ -128,13 +136,14 @@ class Segment(SegmentReader):
         size = self.file_bytes()
         known = self._load_part(position, next_offset) if 0 < position <= size else None
         found = self._scan_from(position if known else 0, next_offset, size, known, following)
-        if known is not None and found.end == position < size:
+        self._reserved_bytes = size
+        if known is not None and found.end == position < found.size:
             # Not one good record behind what the checkpoint vouches for: rather it is the checkpoint that is wrong.
             found = self._scan_from(0, next_offset, size, None, following)
         if following is not None:
             self.sealed = True
             self.next_offset = following
-            self.size_bytes = found.end if found.overlap else size
+            self.size_bytes = found.end if found.overlap else found.size
         self._take_scan(found)
         return found
 
@@ -196,21 +205,45 @@ class Segment(SegmentReader):
         assert batch.base_offset == self.next_offset
         assert not self.sealed
         position = self.size_bytes
+        end = position + len(batch.data)
+        if end > self._reserved_bytes and position >= PAGE_BYTES > end - position:
+            self._reserve(end)
         try:
             self.file().pwrite(batch.data, position)
         except OSError as error:
             self._take_back(position)
             raise disk_error(error, f"write of {len(batch.data)} bytes to {self.path}.log") from error
         self.index.add(batch, position)
-        self.size_bytes = position + len(batch.data)
+        self.size_bytes = end
         self.next_offset += batch.count
         if self.index.last_count <= batch.count or self.index.last_count == BLOCK_RECORDS:  # a block began or ended
             self.write_index()
 
+    def _reserve(self, end: int) -> None:
+        """Write zeros behind the end, for the next records; the disk may refuse that."""
+        self._reserved_bytes = (end // RESERVE_BYTES + 1) * RESERVE_BYTES
+        try:
+            self.file().truncate(self._reserved_bytes)
+        except OSError as error:
+            log.debug("%s.log: not made longer in advance: %s", self.path, error)
+
+    def trim(self) -> None:
+        """Remove the zeros that wait for the next records.
+
+        Raises:
+            OSError: the disk refused; they stay.
+        """
+        if self._reserved_bytes > self.size_bytes:
+            self._truncate(self.size_bytes)
+
+    def _truncate(self, size: int) -> None:
+        self.file().truncate(size)
+        self._reserved_bytes = 0
+
     def _take_back(self, size: int) -> None:
         """Remove what a failed write left behind."""
         try:
-            self.file().truncate(size)
+            self._truncate(size)
         except OSError as error:  # the next write goes to the same position anyway, and recovery cuts a torn tail
             log.warning("%s.log: could not cut a failed write at byte %d: %s", self.path, size, error)
 
@@ -271,7 +304,12 @@ class Segment(SegmentReader):
         self.index_dirty = False
 
     def seal(self) -> None:
-        """Refuse further records, and write the entry of the last block."""
+        """Refuse further records, and write the entry of the last block.
+
+        Raises:
+            OSError: the disk refused; further records are taken.
+        """
+        self.trim()
         self.sealed = True
         self.write_index()
 
@@ -281,7 +319,7 @@ class Segment(SegmentReader):
         Raises:
             OSError: the disk refused.
         """
-        self.file().truncate(position)
+        self._truncate(position)
         self.file().flush()
         self.size_bytes = position
 
@@ -310,7 +348,7 @@ class Segment(SegmentReader):
         Raises:
             OSError: the disk refused.
         """
-        self.file().truncate(position)
+        self._truncate(position)
         block = self.index.block_at(position - 1) if position else -1
         start = self.index.positions[block] if block > 0 else 0
         first = self.offset_at(start) if start else self.base_offset

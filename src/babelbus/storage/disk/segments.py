@@ -72,6 +72,7 @@ class Segments:
             OSError: the disk refused; the old one goes on.
         """
         active = self.active
+        active.trim()  # first: a segment with another one behind it ends where its file does
         self.begin(active.next_offset, durable=False)
         self.unflushed_folder = True
         active.seal()
