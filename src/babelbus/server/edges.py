@@ -115,7 +115,7 @@ class Edges:
         seconds = WAIT_SECONDS_MIN
         while True:
             began = loop.time()
-            await link.done
+            await asyncio.shield(link.done)  # the end of this task must not cancel it
             code = await self._end(process)
             log.warning("edge %s has ended (%s): it is started again", name, _describe(code))
             seconds = WAIT_SECONDS_MIN if loop.time() - began > STEADY_SECONDS else seconds
