@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 from tests.support.passage import Passage
 
@@ -136,6 +137,28 @@ async def _wait_for_leader(url: str) -> None:
             continue
         await client.close()
         return
+
+
+def ask_jetstream(url: str, call: str, content: Any = None) -> dict[str, Any]:
+    """Return the answer of the API of JetStream, asked over a connection of its own."""
+    answer: dict[str, Any] = json.loads(
+        send_to_nats(url, f"$JS.API.{call}", b"" if content is None else json.dumps(content).encode())
+    )
+    return answer
+
+
+def send_to_nats(url: str, subject: str, content: bytes) -> bytes:
+    """Send a message over a connection of its own, and return the answer."""
+    import nats
+
+    async def send() -> bytes:
+        client = await nats.connect(url)
+        try:
+            return (await client.request(subject, content, timeout=20)).data
+        finally:
+            await client.close()
+
+    return asyncio.run(send())
 
 
 class Relay(Passage):

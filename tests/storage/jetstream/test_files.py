@@ -1,6 +1,5 @@
 """The files of a cluster: what the next owner finds, and bad days. The contract is in tests/storage/test_files.py."""
 
-import asyncio
 import errno
 import itertools
 import random
@@ -8,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("nats", reason="engine jetstream is not tested: the package nats-py is not installed")
 
-import nats as nats_client
 
 from babelbus.clock import SystemClock
 from babelbus.config import JetstreamSettings
@@ -23,7 +20,7 @@ from babelbus.storage.jetstream.content import CHUNK_BYTES
 from babelbus.storage.jetstream.errors import NatsRefusedError, StreamAlteredError
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.jetstream.test_store import Background
-from tests.support.nats import NatsServer, Relay
+from tests.support.nats import NatsServer, Relay, ask_jetstream, send_to_nats
 
 _prefixes = itertools.count()
 
@@ -56,17 +53,7 @@ class House:
         return Files(ReplicatedFiles(ownership, LocalFiles(), folder, SystemClock()), folder, ownership)
 
     def ask(self, call: str, content: Any = None) -> dict[str, Any]:
-        async def ask() -> dict[str, Any]:
-            client = await nats_client.connect(self.server.url)
-            try:
-                body = b"" if content is None else msgspec.json.encode(content)
-                reply = await client.request(f"$JS.API.{call}", body, timeout=20)
-                answer: dict[str, Any] = msgspec.json.decode(reply.data)
-                return answer
-            finally:
-                await client.close()
-
-        return asyncio.run(ask())
+        return ask_jetstream(self.server.url, call, content)
 
     def subjects(self) -> dict[str, int]:
         info = self.ask(f"STREAM.INFO.{self.prefix}-files", {"subjects_filter": ">"})
@@ -74,12 +61,7 @@ class House:
         return {name.removeprefix(f"{self.prefix}.files."): count for name, count in there.items()}
 
     def publish(self, subject: str, content: bytes) -> None:
-        async def publish() -> None:
-            client = await nats_client.connect(self.server.url)
-            await client.request(f"{self.prefix}.files.{subject}", content, timeout=20)
-            await client.close()
-
-        asyncio.run(publish())
+        send_to_nats(self.server.url, f"{self.prefix}.files.{subject}", content)
 
     def close(self) -> None:
         for ownership in self._opened:

@@ -40,7 +40,7 @@ from babelbus.storage.jetstream.errors import (
 from babelbus.storage.jetstream.frame import Head, Kind, crc_of, encode
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.nats import NatsServer, Relay, nats_cluster, nats_server
+from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_cluster, nats_server, send_to_nats
 
 pytestmark = pytest.mark.usefixtures("nats")
 
@@ -73,28 +73,11 @@ class Place:
     def log(self, store: JetstreamStore | None = None, **settings: Any) -> StreamLog:
         return (store or self.open()).open_partition("t", 0, LogSettings(**settings))
 
-    def ask(self, subject: str, content: Any = None) -> dict[str, Any]:
-        """Ask JetStream with a connection of our own."""
-
-        async def ask() -> dict[str, Any]:
-            client = await nats_client.connect(self.url)
-            try:
-                body = b"" if content is None else msgspec.json.encode(content)
-                reply = await client.request(f"$JS.API.{subject}", body, timeout=20)
-                answer: dict[str, Any] = msgspec.json.decode(reply.data)
-                return answer
-            finally:
-                await client.close()
-
-        return asyncio.run(ask())
+    def ask(self, call: str, content: Any = None) -> dict[str, Any]:
+        return ask_jetstream(self.url, call, content)
 
     def publish(self, subject: str, content: bytes) -> None:
-        async def publish() -> None:
-            client = await nats_client.connect(self.url)
-            await client.request(subject, content, timeout=20)
-            await client.close()
-
-        asyncio.run(publish())
+        send_to_nats(self.url, subject, content)
 
     def close(self) -> None:
         for store in self._stores:
