@@ -116,6 +116,15 @@ def test_a_member_with_an_empty_folder_has_everything_when_the_owner_was_killed(
     found = [row["payload"] for row in second.rows("consume", "orders", "--group", "w", "--max", "7", "--json")]
     assert found == [str(number) for number in range(4, 11)]
     assert not (second.data / "topics").exists()
+    assert "are in the cluster" in first.run("clients", "list", code=1)
+    second.run("state", "set", "plant/line", "8")
+    before = kept(second)
+    first.begin()  # with a folder, and a checkpoint, of when it was the owner
+    first.wait_for("standing by")
+    second.process.terminate()
+    first.serve()
+    assert kept(first) == before
+    assert before["state"].strip() == "8"
     for member in (first, second):
         member.kill_started()
 

@@ -11,6 +11,7 @@ from babelbus.cli.api import path_of
 from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.output import print_all, print_json, print_line
 from babelbus.cli.target import Target, client_options, lock_owner
+from babelbus.storage.notes import MEMBERSHIP_NAME
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
@@ -248,6 +249,11 @@ def _lists(target: Target) -> _Lists:
     if target.remote is None:
         running = target.running()
         if running is None or "admin" not in running.addresses:
+            if os.path.exists(os.path.join(target.folder, MEMBERSHIP_NAME)):
+                raise CommandError(
+                    "the lists of clients are in the cluster: call this on the machine of its owner while it runs, with"
+                    " admin.enabled"
+                )
             return _FolderLists(target)
     return _ServerLists(target.api())
 
