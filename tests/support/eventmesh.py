@@ -7,8 +7,10 @@ import struct
 from collections import deque
 from typing import Any
 
+from babelbus.config import EventmeshSettings
 from tests.support.bus import SAFETY_NET_SECONDS
 
+SETTINGS = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8")
 OLD, NEW = 8, 13
 HEAD = struct.Struct(">13sii")
 AGENT = {

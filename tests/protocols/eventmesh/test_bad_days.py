@@ -1,7 +1,6 @@
 """EventMesh over TCP on bad days: lengths that lie, deep JSON, clients that never acknowledge, late replies."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from babelbus.config import EventmeshSettings
 from babelbus.core.access import SERVER
 from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, MeshClient, frame
 from tests.support.server import LiveServer, configure
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path_factory.mktemp("mesh"))) as server:
-        yield server
 
 
 def dial(live: LiveServer, surplus: int = NEW) -> MeshClient:

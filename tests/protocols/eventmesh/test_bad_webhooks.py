@@ -12,24 +12,12 @@ import pytest
 
 from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
-from tests.protocols.eventmesh.test_http import SETTINGS, Hook, ask, publish, subscribe
+from tests.protocols.eventmesh.test_http import Hook, ask, publish, subscribe
 from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
 MODULE = "babelbus.protocols.eventmesh"
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path_factory.mktemp("mesh"), eventmesh=SETTINGS)) as server:
-        yield server
-
-
-@pytest.fixture
-def web(live: LiveServer) -> Iterator[HttpClient]:
-    with HttpClient(live.server.addresses["eventmesh-http"]) as client:
-        yield client
 
 
 @contextmanager

@@ -11,21 +11,13 @@ import grpc
 import pytest
 from google.protobuf import message_factory
 
-from babelbus.config import EventmeshSettings
 from babelbus.protocols.eventmesh.stubs import cloudevents_pb2, legacy_pb2
 from tests.protocols.eventmesh.test_http import Hook
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import MeshClient
-from tests.support.server import LiveServer, configure
+from tests.support.server import LiveServer
 
 IDENTITY = {"env": "e", "idc": "i", "ip": "1.1.1.1", "pid": "7", "sys": "s", "username": "u", "language": "JAVA"}
-SETTINGS = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8")
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path_factory.mktemp("mesh"), eventmesh=SETTINGS)) as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,12 +14,11 @@ import pytest
 from babelbus.config import EventmeshSettings
 from babelbus.protocols.eventmesh.calls import Allowed, Origin, TargetRefusedError, read_networks
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.eventmesh import MeshClient
+from tests.support.eventmesh import SETTINGS, MeshClient
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
 IDENTITY = {"env": "t", "idc": "d", "ip": "1.1.1.1", "pid": "7", "sys": "1234", "version": "1.0", "language": "JAVA"}
-SETTINGS = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8")
 Answer = tuple[int, bytes, dict[str, str]]
 DONE: Answer = (200, b'{"retCode": 1}', {})
 
@@ -78,18 +76,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path_factory.mktemp("mesh"), eventmesh=SETTINGS)) as server:
-        yield server
-
-
-@pytest.fixture
-def web(live: LiveServer) -> Iterator[HttpClient]:
-    with HttpClient(live.server.addresses["eventmesh-http"]) as client:
-        yield client
 
 
 def ask(web: HttpClient, code: str, fields: dict[str, str], **headers: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """EventMesh over TCP against a real server: sessions, publishing, groups, broadcasting, requests."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
 
 BOTH = pytest.mark.parametrize("surplus", [OLD, NEW])
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(configure(tmp_path_factory.mktemp("mesh"))) as server:
-        yield server
 
 
 def dial(live: LiveServer, surplus: int = NEW) -> MeshClient:
