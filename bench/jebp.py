@@ -38,12 +38,13 @@ GROWTH_RECORDS = 5_000_000
 class Running:
     """A server process of ours."""
 
-    def __init__(self, folder: str, ack: str) -> None:
+    def __init__(self, folder: str, ack: str, *more: str) -> None:
         command = [str(Path(sys.executable).parent / "babelbus"), "serve", "--json", "--data-folder", f"{folder}/data"]
-        options = ["--server-any-port", "--log-level", "error", "--topics-ack", ack]
+        options = ["--server-any-port", "--log-level", "error", "--topics-ack", ack, *more]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.address: str = json.loads(self.process.stdout.readline())["addresses"]["jebp"]
+        self.addresses: dict[str, str] = json.loads(self.process.stdout.readline())["addresses"]
+        self.address = self.addresses["jebp"]
         self.identity = Identity.load(f"{folder}/data/conf/admin_key")
 
     @property
@@ -62,10 +63,10 @@ class Running:
 
 
 @contextmanager
-def server(ack: str) -> Iterator[Running]:
+def server(ack: str, *options: str) -> Iterator[Running]:
     """Run a server whose topics answer at the level `ack`, with the topic `bench`."""
     with scratch_folder() as folder:
-        running = Running(folder, ack)
+        running = Running(folder, ack, *options)
 
         async def prepare() -> None:
             async with running.client() as client:
