@@ -159,3 +159,17 @@ def test_a_whole_data_folder_moves_into_a_cluster(nats: NatsServer, tmp_path: Pa
     assert found == [str(number) for number in range(4, 10)]
     for shell in (alone, member, other):
         shell.kill_started()
+
+
+def test_a_member_that_stands_by_ends_when_it_is_asked_to(nats: NatsServer, tmp_path: Path) -> None:
+    owner = Member(tmp_path, "owner", nats.url, "ends")
+    owner.serve()
+    waiting = Member(tmp_path, "waiting", nats.url, "ends")
+    waiting.begin()
+    waiting.wait_for("standing by")
+    waiting.process.terminate()
+    assert waiting.process.wait() == 0
+    owner.process.terminate()
+    assert owner.process.wait() == 0
+    for member in (owner, waiting):
+        member.kill_started()
