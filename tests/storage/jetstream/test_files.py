@@ -20,7 +20,7 @@ from babelbus.storage.jetstream.content import CHUNK_BYTES
 from babelbus.storage.jetstream.errors import NatsRefusedError, StreamAlteredError
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.jetstream.test_store import Background
-from tests.support.nats import NatsServer, Relay, ask_jetstream, send_to_nats
+from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_cluster, send_to_nats
 
 _prefixes = itertools.count()
 
@@ -306,3 +306,22 @@ def test_the_folder_of_another_cluster_is_refused(house: House, nats: NatsServer
     with pytest.raises(StreamAlteredError, match="belongs to another installation"):
         house.open(folder)
     other.close()
+
+
+@pytest.mark.usefixtures("nats")
+def test_a_write_that_was_acknowledged_outlives_the_leader(tmp_path: Path) -> None:
+    with nats_cluster() as servers:
+        house = House(servers[0], tmp_path)
+        urls = ",".join(server.url for server in servers)
+        files = house.open(servers=urls, replicas=3, timeout_seconds=60.0)
+        for number in range(60):
+            if number == 20:
+                leader = house.ask(f"STREAM.INFO.{house.prefix}-files")["cluster"]["leader"]
+                next(server for server in servers if server.name == leader).kill()
+                house.server = next(server for server in servers if server.name != leader)
+            files.append("staging/x.part", b"%d " % number * 5000)
+            files.put(f"notes/{number % 7}", b"%d" % number)
+        expected = files.all()
+        assert len(expected["staging/x.part"]) == sum(len(b"%d " % number) * 5000 for number in range(60))
+        assert house.open(servers=urls, replicas=3, timeout_seconds=60.0).all() == expected
+        house.close()

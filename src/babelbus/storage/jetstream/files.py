@@ -460,17 +460,17 @@ class ReplicatedFiles:
             shard.push(message)
         left = list(messages)
         with shard.done:
-            while left:
-                shard.done.wait(WAIT_SECONDS)
+            while True:
                 still = [message for message in left if not message.is_stored]
+                if not still:
+                    return
                 if len(still) < len(left):
                     left, begun = still, self._clock.monotonic()
-                    continue
-                error = self._failure(begun, refusals)
-                if error is not None:
+                elif (error := self._failure(begun, refusals)) is not None:
                     self._unknown = error
                     shard.drop(self)
                     raise error
+                shard.done.wait(WAIT_SECONDS)
 
     def _failure(self, begun: float, refusals: int) -> StorageError | None:
         """Return why waiting is in vain."""
