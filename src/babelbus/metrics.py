@@ -213,6 +213,11 @@ class Metrics:
         self.edge_connections = _LabelledGauge(
             "edge_connections", "Connections through each edge", ("edge",), namespace="babelbus", registry=registry
         )
+        self.cluster_epoch = gauge("cluster_epoch", "How often the data of the cluster had a new owner")
+        self.cluster_members = gauge("cluster_members", "Members of the cluster that the owner hears, with itself")
+        self.cluster_lease_rest_seconds = gauge(
+            "cluster_lease_rest_seconds", "How long the owner may serve on without renewing its lease"
+        )
         self.edge_starts_total = counter("edge_starts_total", "Starts of the processes of server.processes", "edge")
         self.connections_max = gauge("connections_max", "Limit of open connections", "protocol")
         # Shown with "accepted": Prometheus takes a `connections_total` for the same name as the gauge `connections`.

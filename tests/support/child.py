@@ -16,7 +16,7 @@ import msgspec
 
 from babelbus.config import Config
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.server.app import Server, run
+from babelbus.server.process import Running, run
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller
 
@@ -118,7 +118,7 @@ class Child:
             stream.close()
 
 
-def _ready(server: Server) -> None:
+def _ready(server: Running) -> None:
     print(json.dumps(server.addresses), flush=True)
 
 

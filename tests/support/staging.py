@@ -12,7 +12,7 @@ import msgspec
 
 from babelbus.config import Config
 from babelbus.protocols.jebp.identity import Identity
-from babelbus.server.app import Server, run
+from babelbus.server.process import Running, run
 from tests.support.bus import SAFETY_NET_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,7 +56,7 @@ class StagingChild:
         self._process.stdout.close()
 
 
-def _ready(server: Server) -> None:
+def _ready(server: Running) -> None:
     print(json.dumps(server.addresses), flush=True)
 
 

@@ -33,6 +33,7 @@ from babelbus.web.admin import AdminServer
 from babelbus.web.api import AdminApi
 from babelbus.web.changes import Changes
 from babelbus.web.clients import ClientLine
+from babelbus.web.cluster import Cluster
 from babelbus.web.history import History
 from babelbus.web.token import TokenError, ensure_token, read_token, token_path
 from tests.storage.faults import FaultyFiles
@@ -60,6 +61,7 @@ class FakeServer:
         self.changes = Changes(self.clock)
         self.changes.watch(self.broker)
         self.history: History | None = None
+        self.cluster: Cluster | None = None
         self.reloads = 0
         self.fingerprint = "f" * 64
         self.listed: dict[str, ClientLine] = {}

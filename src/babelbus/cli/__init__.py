@@ -24,6 +24,7 @@ COMMANDS = {
         "Show the rates, the lag and the slow consumers of a server live, by protocol,...",
     ),
     "console": ("console:console", "Print an address that logs a browser in at the console, and open it where..."),
+    "cluster": ("cluster:cluster", "Show the members of a cluster, and move the data to another member."),
     "topics": ("topics:topics", "List, show, create, change and remove topics."),
     "clients": ("clients:clients", "Add, list, change and remove the clients that may connect to the server."),
     "principals": (

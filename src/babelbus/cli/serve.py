@@ -15,7 +15,7 @@ from babelbus.cli.target import Running, Target, load_config
 from babelbus.config import Config, describe, render
 
 if TYPE_CHECKING:
-    from babelbus.server.app import Server
+    from babelbus.server.process import Running as RunningServer
 
 ADDRESSES_NAME = "addresses"
 
@@ -96,8 +96,8 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
     Exit code 0 after a graceful stop, 1 if it could not start.
     """
     settings = load_config(config, flags)
-    from babelbus.server.app import run
     from babelbus.server.logs import configure
+    from babelbus.server.process import run
 
     # What the lines below say too is logged for files and supervisors; a person should read it once.
     told_here = not as_json and sys.stdout.isatty() and sys.stderr.isatty() and settings.log.level == "info"
@@ -106,7 +106,7 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
     first_start = not os.path.exists(os.path.join(folder, "conf", "server_key"))
     noted: list[str] = []
 
-    def ready(server: "Server") -> None:
+    def ready(server: "RunningServer") -> None:
         path = os.path.join(folder, "conf", ADDRESSES_NAME)
         _note_addresses(path, server)
         noted.append(path)
@@ -140,7 +140,7 @@ def _advice(settings: Config, problem: str) -> str:
     return f"choose another port with {flags} (0: any), another address with {hosts}, or stop what listens there"
 
 
-def _note_addresses(path: str, server: "Server") -> None:
+def _note_addresses(path: str, server: "RunningServer") -> None:
     """Write the addresses of this server to a file, for the commands on this machine (see `target`)."""
     draft = f"{path}.new"
     with open(draft, "wb") as file:
@@ -148,7 +148,7 @@ def _note_addresses(path: str, server: "Server") -> None:
     os.replace(draft, path)
 
 
-def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
+def _announce(server: "RunningServer", first_start: bool, as_json: bool) -> None:
     import babelbus
 
     conf = os.path.join(server.folder, "conf")
@@ -171,9 +171,9 @@ def _announce(server: "Server", first_start: bool, as_json: bool) -> None:
     scheme = "https://" if server.admin_tls else "http://"
     for protocol, address in server.addresses.items():
         print_line(f"{protocol:6} listens on {scheme if protocol == 'admin' else ''}{address}")
-    if not server.gate.enforcing:
+    if not server.enforcing:
         print_line("access: nobody is asked for rights; 'babelbus access enable' turns the gate on")
-    if first_start:
+    if first_start and server.fingerprint:
         print_line(
             f"first start: made the server's certificate {server.fingerprint} ({os.path.join(conf, 'server_key')}) "
             f"and an administrator's identity ({admin_key})"

@@ -163,10 +163,24 @@ class Client(asyncio.Protocol):
             return
         self.transport = encrypted
         self.is_secure = True
+        if self.link is None and self.stand_in():
+            return
         if self.link is None:
             self.pause()
         else:
             self.begin_secure()
+
+    def stand_in(self) -> bool:
+        """Return whether somebody here serves the client in place of the core, from now on."""
+        guest = self.edge.stand_in(self.listener.name)
+        if guest is None:
+            return False
+        self.edge.leave(self, Loss())
+        self.transport.set_protocol(guest)
+        guest.connection_made(self.transport)
+        for data in self.early:
+            guest.data_received(data)
+        return True
 
     def begin_secure(self) -> None:
         """Send the certificate of the client to the core, and what the client has sent since its handshake."""
@@ -343,7 +357,7 @@ class EdgeLink(Peer):
             elif kind == REFUSE and not self.welcome.done():
                 self.welcome.set_exception(LinkRefusedError(payload.decode(errors="replace")))
             elif kind == STOP:
-                self._edge.stop_accepting()
+                self._edge.core_stops()
             elif kind == RELOAD:
                 self._reload()
             elif kind != PING:
@@ -410,10 +424,13 @@ class Edge:
         on_connected: Callable[[Welcome], None] = lambda welcome: None,
         on_lost: Callable[[str], None] = lambda reason: None,
         on_stop: Callable[[], None] = lambda: None,
+        stand_in: Callable[[str], asyncio.Protocol | None] = lambda listener: None,
     ) -> None:
         self.name = name
         self.load_again: Callable[[], None] = lambda: None
         """Loads the certificates again; called in a thread when the core wants it."""
+        self.stand_in = stand_in
+        """Returns who serves a client of a listener while there is no link, `None` if such clients wait."""
         self._on_connected, self._on_lost, self._on_stop = on_connected, on_lost, on_stop
         self._waiting_max, self._waiting_seconds = waiting_max, waiting_seconds
         self._link: EdgeLink | None = None
@@ -430,6 +447,8 @@ class Edge:
         """Bytes of links that are gone."""
         self._accepted = self._refused = self._open_count = 0
         self._all_closed: asyncio.Future[None] | None = None
+        self._core_stops = False
+        """Whether the core of the link takes no further clients."""
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -481,7 +500,7 @@ class Edge:
         if self._link is not None or link.done.done():
             link.end("this edge has another link")
             raise LinkError("the link ended before it began, or there is another link")
-        self._link = link
+        self._link, self._core_stops = link, False
         self._on_connected(welcome)
         waiting, self.waiting = self.waiting, {}
         for client in waiting:
@@ -533,6 +552,13 @@ class Edge:
         if link is not None:
             link.end(reason)
 
+    def core_stops(self) -> None:
+        """Handle that the core takes no further clients: close the listeners, or let clients wait for the next core."""
+        if self._waiting_max:
+            self._core_stops = True
+        else:
+            self.stop_accepting()
+
     def stop_accepting(self) -> None:
         """Close the listeners; connections that are open stay open."""
         while self._servers:
@@ -568,9 +594,11 @@ class Edge:
         if connection is not None and is_reserved(connection.fileno()):
             self._refuse(client, "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return False
-        if self._link is not None:
+        if self._link is not None and not self._core_stops:
             self._link.open(client)
             return True
+        if client.listener.tls is None and client.stand_in():
+            return False
         if len(self.waiting) >= self._waiting_max:
             self._refuse(client, f"no core is linked, and {self._waiting_max} clients wait for one")
             return False

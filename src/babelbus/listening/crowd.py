@@ -1,6 +1,7 @@
 """Caps for each address: open connections, and connections whose client has not proved who it is."""
 
 import ipaddress
+from collections.abc import Callable
 
 import msgspec
 
@@ -30,6 +31,8 @@ class Crowd:
         self.handshakes_max = settings.handshakes_per_address_max
         self._uncounted = read_networks("server.uncounted_networks", settings.uncounted_networks)
         self._counts: dict[str, _Count] = {}
+        self.may_serve: Callable[[], bool] | None = None
+        """Returns whether the lease of the cluster is valid, so that clients may be served; `None` without a lease."""
 
     def key_of(self, address: str) -> str | None:
         """Return under which name an address is counted; `None` if it is not counted."""

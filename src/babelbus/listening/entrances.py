@@ -43,11 +43,17 @@ class Entrances:
     def __init__(self, *, elsewhere: bool = False) -> None:
         self.elsewhere = elsewhere
         self.by_name: dict[str, Entrance] = {}
+        self.kept: dict[str, list[socket.socket]] = {}
+        """Sockets that listen already, by the name of the listener."""
         self._reservations: list[socket.socket] = []
 
     def add(self, entrance: Entrance) -> None:
         """Add a listener."""
         self.by_name[entrance.name] = entrance
+
+    def take(self, name: str) -> list[socket.socket] | None:
+        """Return the sockets of a listener that listen already, `None` if it has no such sockets."""
+        return self.kept.pop(name, None)
 
     def reserve(self, entrance: Entrance, sockets: list[socket.socket]) -> None:
         """Keep the addresses of sockets that are bound for a listener, and that nobody connects to."""
@@ -56,5 +62,8 @@ class Entrances:
 
     def close(self) -> None:
         """Release the addresses."""
+        for sockets in self.kept.values():
+            self._reservations += sockets
+        self.kept.clear()
         while self._reservations:
             self._reservations.pop().close()

@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         self.place: Place | None = None
         """Set when the door let the connection in; with TLS that is before it begins."""
         self._door = door
+        self._may_serve = door.crowd.may_serve
         self._protocol = door.protocol
         self._make_session = make_session
         self._metrics = metrics
@@ -132,6 +133,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle one chunk as one batch."""
         session = self._session
+        if self._may_serve is not None and not self._may_serve():
+            self.abort()  # the data may be another server's by now
+            return
         if session is not None and not self._ended and not self._given_up:
             self._received_bytes += len(data)
             unproved = self._unproved

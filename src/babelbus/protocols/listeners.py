@@ -104,7 +104,7 @@ class Listeners:
             self._entrances.reserve(entrance, sockets)
             self._note(name, "{}:{}".format(*sockets[0].getsockname()[:2]))
             return
-        sockets = await open_sockets(host, port, BACKLOG)
+        sockets = self._entrances.take(name) or await open_sockets(host, port, BACKLOG)
 
         async def serve() -> None:
             await prepare()

@@ -43,6 +43,8 @@ def openings(config: Config) -> list[Opening]:
     return [one for name, section in sections.items() if section.enabled for one in _OPENINGS[name](section)]
 
 
+LATE_MODULES = (worterbuch.WEB, zbus.WEB, *(f"{eventmesh.PACKAGE}.{name}" for name in ("http", "admin", "rpc")))
+"""The modules that services load when their first clients come."""
 TRANSIENT_KEYS = SYS
 """First element of the keys of the state that services set and that no log keeps."""
 read_value = parse_value

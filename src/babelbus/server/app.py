@@ -5,9 +5,7 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
@@ -28,8 +26,7 @@ from babelbus.core.receipt import Promise, settled
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
 from babelbus.core.work import Writer
-from babelbus.descriptors import raise_limit
-from babelbus.errors import BabelbusError, ConfigError
+from babelbus.errors import ConfigError
 from babelbus.identities.proofs import Proofs
 from babelbus.limited_log import LimitedLog
 from babelbus.link.core import CoreEnd
@@ -45,17 +42,16 @@ from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
 from babelbus.server.access import AccessLists, ClientEntry, source_of
-from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.edges import Edges
 from babelbus.server.identities import SharedKeys, prepare_identities
 from babelbus.server.loop_watch import LoopWatch
-from babelbus.server.notify import READY, Supervisor
 from babelbus.storage.contract import Fit, PartitionLog, Store
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import MEMBERSHIP_NAME, Note
 from babelbus.web.changes import Changes
+from babelbus.web.cluster import Cluster
 from babelbus.web.history import History
 from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
 from babelbus.web.sessions import KeptSessions
@@ -79,12 +75,10 @@ AUDIT_SEGMENT_BYTES = 16 * 2**20
 DRAIN_STEP_SECONDS = 0.01
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector: batches are thousands of objects without a cycle among them."""
-SWITCH_SECONDS = 0.001
-"""How long the interpreter lets one thread run while another waits: the flusher must not wait the usual 5 ms."""
 
 
 class Server:
-    """One server on one data folder. `start` in an event loop, `stop` in the same; or `run` for both."""
+    """One server on one data folder. `start` in an event loop, `stop` in the same; or `process.run` for both."""
 
     def __init__(
         self,
@@ -92,8 +86,12 @@ class Server:
         clock: Clock | None = None,
         files: FileSystem | None = None,
         ownership: "Ownership | None" = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        """Build a server; an `ownership` has the lease of its cluster, without one `start` waits for the lease."""
+        """Build a server; an `ownership` has the lease of its cluster, without one `start` waits for the lease.
+
+        The caller has locked the data folder if it gives an `ownership`.
+        """
         self.config = config
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -105,6 +103,8 @@ class Server:
         self._local: FileSystem = files or LocalFiles()
         self._files: FileSystem = self._local
         """The files of the data folder; in a cluster they are in NATS."""
+        self.cluster = cluster
+        """The cluster that this server owns the data of."""
         self._ownership = ownership
         self._owns_connection = ownership is None
         self._conf = os.path.join(self.folder, CONF_NAME)
@@ -122,7 +122,9 @@ class Server:
         self._certificates = Certificates(config.tls)
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
-        self.core_end = CoreEnd(self.entrances, self.metrics, self.clock, name=socket.gethostname())
+        self.core_end = CoreEnd(
+            self.entrances, self.metrics, self.clock, name=config.cluster.name or socket.gethostname()
+        )
         """Links of edge processes, and of other members of a cluster."""
         self._edges: Edges | None = None
         self._cleaner: asyncio.Task[None] | None = None
@@ -147,11 +149,12 @@ class Server:
         """
         gc.set_threshold(GC_FIRST_THRESHOLD)
         self._files.make_folder(self.folder)
-        self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
+        if self._ownership is None:
+            self._lock = self._files.lock(os.path.join(self.folder, LOCK_NAME))
         try:
             self._close_folder_to_others()
             if self.config.cluster.enabled:
-                await _in_daemon(self._own_cluster)
+                await in_daemon(self._own_cluster)
             elif self._local.exists(os.path.join(self.folder, MEMBERSHIP_NAME)):
                 raise ConfigError(
                     f"data.folder {self.folder} belongs to a cluster ({MEMBERSHIP_NAME}), and cluster.enabled is off:"
@@ -186,7 +189,7 @@ class Server:
         Raises:
             BabelbusError: NATS or the streams cannot be used as they are.
         """
-        jetstream = _import_jetstream()
+        jetstream = import_jetstream()
         ownership = self._ownership
         if ownership is None:
             ownership = jetstream.Ownership(self.config.jetstream, self._local, self.folder, self.clock)
@@ -238,7 +241,7 @@ class Server:
             },
         )
         if self.config.jetstream.servers is not None:
-            await _in_daemon(lambda: stores["jetstream"])  # which waits as long as NATS is away
+            await in_daemon(lambda: stores["jetstream"])  # which waits as long as NATS is away
         self.broker = Broker(
             stores,
             defaults=defaults,
@@ -414,6 +417,13 @@ class Server:
         return [(topic.name, sum([figure(partition.log) for partition in topic.partitions])) for topic in topics]
 
     async def _listen(self) -> None:
+        crowd = Crowd(self.config.server)
+        cluster = self.cluster
+        if cluster is not None:
+            crowd.may_serve = cluster.may_serve
+            self.metrics.cluster_epoch.set_function(lambda: cluster.status().epoch)
+            self.metrics.cluster_members.set_function(lambda: cluster.status().present)
+            self.metrics.cluster_lease_rest_seconds.set_function(lambda: cluster.status().lease_rest_seconds)
         context = ServiceContext(
             self.config,
             self.broker,
@@ -425,7 +435,7 @@ class Server:
             read_browsers(self.config.server),
             Budget(self.config.server, self.metrics),
             self._certificates,
-            Crowd(self.config.server),
+            crowd,
             self.quotas,
             self.entrances,
             self.proofs,
@@ -466,7 +476,7 @@ class Server:
             "tls": tls,
             "door": door,
         }
-        sockets = await open_sockets(settings.host, settings.port)
+        sockets = self.entrances.take("admin") or await open_sockets(settings.host, settings.port)
         self._admin_waiting = Waiting("admin", sockets, partial(self._open_admin, sockets, parts))
         self.entrances.add(
             Entrance(
@@ -522,6 +532,11 @@ class Server:
     def connections(self) -> dict[str, Collection[Connected]]:
         """Return the open connections of each protocol; those of the administration endpoint are not among them."""
         return {name: service.connections for name, service in self.services.items()}
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether the gate asks for rights."""
+        return self.gate.enforcing
 
     def clients(self) -> "list[ClientLine]":
         """Return the clients of the lists by name."""
@@ -671,7 +686,7 @@ def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
     return store
 
 
-def _import_jetstream() -> ModuleType:
+def import_jetstream() -> ModuleType:
     """Load the engine.
 
     Raises:
@@ -691,13 +706,13 @@ def _open_jetstream(
     config: Config, files: FileSystem, folder: str, clock: Clock, ownership: "Ownership | None"
 ) -> Store:
     """Open the streams, of NATS or of an `ownership`, and finish the removals that a crash cut short."""
-    store: JetstreamStore = _import_jetstream().JetstreamStore(config.jetstream, files, folder, clock, ownership)
+    store: JetstreamStore = import_jetstream().JetstreamStore(config.jetstream, files, folder, clock, ownership)
     for token in store.removed():
         store.erase(token)
     return store
 
 
-async def _in_daemon(work: Callable[[], object]) -> None:
+async def in_daemon(work: Callable[[], object]) -> None:
     """Wait for work in a thread that may hang and does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -721,69 +736,3 @@ async def _in_daemon(work: Callable[[], object]) -> None:
 
     threading.Thread(target=run, name="opening", daemon=True).start()
     await done
-
-
-async def _serve(config: Config, ready: Callable[[Server], None]) -> None:
-    server, supervisor = Server(config), Supervisor(os.environ)
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
-
-    async def reload() -> None:
-        supervisor.send_reloading()
-        try:
-            await server.reload()
-        except (BabelbusError, OSError) as error:
-            log.error("reload: %s", error)
-        finally:
-            supervisor.send(READY)
-
-    reloads: set[asyncio.Task[None]] = set()
-
-    def begin_reload() -> None:
-        task = loop.create_task(reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, begin_reload)
-    starting, stopping = loop.create_task(server.start()), loop.create_task(asked.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # it may wait for a store that is away
-        starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await starting
-        log.info("stopped before it had started")
-        return
-    stopping.cancel()
-    await starting
-    ready(server)
-    supervisor.send(READY)
-    supervisor.watch()
-    await asked.wait()
-    log.info("stopping")
-    supervisor.stop()
-    await server.stop()
-    log.info("stopped")
-
-
-def run(config: Config, ready: Callable[[Server], None] = lambda server: None) -> None:
-    """Run the server until SIGTERM or SIGINT; SIGHUP reloads the lists of clients. `ready` is called once it listens.
-
-    Raises:
-        BabelbusError, OSError: it could not start.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
-    keep_freed_memory()
-    sections = [*(getattr(config, name) for name in SERVICES), config.admin]
-    raise_limit(sum(section.connections_max for section in sections if section.enabled))
-    factory = None
-    if config.server.uvloop:
-        try:
-            import uvloop
-        except ImportError:
-            log.info("uvloop is not installed; asyncio's own loop is slower")
-        else:
-            factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(config, ready))

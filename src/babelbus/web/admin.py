@@ -188,5 +188,6 @@ class AdminServer:
 
     async def _get_ready(self, request: web.Request) -> web.Response:
         failing = any(one.failing or one.flush_failing for one in self._broker.backends.values())
-        ready = not self._server.stopping and not failing
+        cluster = self._server.cluster
+        ready = not self._server.stopping and not failing and (cluster is None or cluster.may_serve())
         return answer({"ready": ready, "reasons": await self._reasons(request)}, status=200 if ready else 503)

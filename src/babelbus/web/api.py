@@ -11,6 +11,7 @@ from babelbus.web.access import AccessRoutes
 from babelbus.web.audit import AuditRoutes
 from babelbus.web.change_calls import ChangeRoutes, noting
 from babelbus.web.clients import ClientRoutes
+from babelbus.web.cluster import ClusterRoutes
 from babelbus.web.connections import ConnectionRoutes
 from babelbus.web.console_calls import ConsoleCalls
 from babelbus.web.consumers import ConsumerRoutes
@@ -82,6 +83,7 @@ class AdminApi:
             *HistoryRoutes(server).routes,
             *ConnectionRoutes(server).routes,
             *ChangeRoutes(broker, server.changes).routes,
+            *ClusterRoutes(broker, server.cluster).routes,
         )
         self.direct = Api(noting(server.changes, routes))
 

@@ -49,3 +49,14 @@ class NoRecordError(BabelbusError):
 
 class InvalidCopyError(BabelbusError):
     """The records cannot be copied so; the message says why."""
+
+
+class MoveRefusedError(BabelbusError):
+    """The data cannot be given to that member now; the message says why."""
+
+
+class NoClusterError(BabelbusError):
+    """The server is in no cluster."""
+
+    def __init__(self) -> None:
+        super().__init__("this server is in no cluster: cluster.enabled is false")

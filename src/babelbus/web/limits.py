@@ -121,6 +121,10 @@ class _Guest(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle the bytes of one read."""
+        may_serve = self._limits.door.crowd.may_serve
+        if may_serve is not None and not may_serve():
+            self.transport.abort()  # the data may be another server's by now
+            return
         if self._is_first:
             self._is_first = False
             if data.startswith(TLS_HELLO):

@@ -17,6 +17,7 @@ from babelbus.web.callers import SERVER_SUBJECT, check_admin
 from babelbus.web.calls import Call, Route
 from babelbus.web.changes import Changes
 from babelbus.web.clients import ClientList
+from babelbus.web.cluster import Cluster
 from babelbus.web.history import History
 
 SLOW_FLUSH_SECONDS = 1.0
@@ -47,6 +48,8 @@ class Host(ClientList, Protocol):
     stopping: bool
     admin_tls: bool
     """Whether the administration endpoint speaks TLS."""
+    cluster: Cluster | None
+    """The cluster that the server owns the data of."""
     changes: Changes
     history: History | None
     """`None` where no console shows it."""
@@ -110,6 +113,8 @@ def health_reasons(server: Host) -> list[str]:
             if bad.next_offset > partition.log.first_offset
         ]
     reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.damaged_topics.items()]
+    if server.cluster is not None:
+        reasons += server.cluster.reasons()
     if server.stopping:
         reasons.append("the server stops")
     return reasons

@@ -508,7 +508,7 @@ def start_process(folder: Path, port: int) -> tuple["subprocess.Popen[str]", str
     """Start a server that can be killed, and give its address."""
     script = (
         "import sys, msgspec\n"
-        "from babelbus.server.app import run\n"
+        "from babelbus.server.process import run\n"
         "from babelbus.config import Config\n"
         "config = msgspec.json.decode(sys.argv[1], type=Config)\n"
         "run(config, lambda server: print(server.addresses['jebp'], flush=True))\n"

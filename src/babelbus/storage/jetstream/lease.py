@@ -117,9 +117,25 @@ class Lease:
         return self._clock.monotonic() < self._until
 
     @property
+    def rest_seconds(self) -> float:
+        """How long this server may serve on if it cannot renew the lease."""
+        return max(self._until - self._clock.monotonic(), 0.0)
+
+    @property
     def held(self) -> Held:
         """The lease as this server has it."""
         return self._held
+
+    async def prepare(self) -> None:
+        """Create the stream of the lease if it is missing, and subscribe to the news.
+
+        Raises:
+            NatsAwayError, NatsRefusedError: as `acquire`.
+        """
+        if not self._is_made:
+            await self._make()
+            await self._nats.hear(self._news, lambda message: self._wake.set())
+            self._is_made = True
 
     # -- to have it --------------------------------------------------------------------------------------------------
 
@@ -130,10 +146,7 @@ class Lease:
             NatsAwayError: NATS does not answer.
             NatsRefusedError: the stream of the lease cannot be made.
         """
-        if not self._is_made:
-            await self._make()
-            await self._nats.hear(self._news, lambda message: self._wake.set())
-            self._is_made = True
+        await self.prepare()
         said = False
         while True:
             self._wake.clear()

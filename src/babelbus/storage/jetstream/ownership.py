@@ -84,15 +84,15 @@ class Ownership:
 
     def patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what `work` gives; wait for a NATS that is away, or has no leader yet."""
+        return self.nats.call(self.wait_for(work))
 
-        async def run() -> T:
-            while True:
-                try:
-                    return await work()
-                except NatsAwayError as error:
-                    await self.nats.wait_again(error)
-
-        return self.nats.call(run())
+    async def wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the same in the thread of the connection."""
+        while True:
+            try:
+                return await work()
+            except NatsAwayError as error:
+                await self.nats.wait_again(error)
 
     def shard(self, label: str, stream: str, installation: str, identity: str, fixed: dict[str, Any] = FIXED) -> Shard:
         """Return a stream, opened by this process as its only writer.

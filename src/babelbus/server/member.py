@@ -1,0 +1,476 @@
+"""A member of a cluster: passes its clients on to the owner, or is the owner and runs the core (docs/cluster.md).
+
+A member opens its listeners once, and they stay open while it changes between the two. Without an owner in reach new
+clients wait. A member that was the owner and whose lease has ended begins as a new process: nothing that it has in
+memory may be served any more.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import babelbus
+from babelbus.clock import Clock, SystemClock
+from babelbus.config import Config
+from babelbus.errors import StorageError
+from babelbus.limited_log import LimitedLog
+from babelbus.link.edge import Edge, EdgeListener
+from babelbus.link.frames import LINK_VERSION, LinkError, LinkRefusedError
+from babelbus.link.security import make_contexts
+from babelbus.listening.certificates import Certificates
+from babelbus.listening.sockets import open_sockets
+from babelbus.protocols.registry import LATE_MODULES
+from babelbus.protocols.service import CONF_NAME
+from babelbus.server.app import Server, import_jetstream, in_daemon
+from babelbus.server.own_listeners import openings_of
+from babelbus.server.waiting_room import WaitingRoom
+from babelbus.storage.disk import LOCK_NAME
+from babelbus.storage.files import LocalFiles
+from babelbus.web.cluster import ClusterStatus, LinkLine, MemberLine
+from babelbus.web.errors import MoveRefusedError
+
+if TYPE_CHECKING:
+    from babelbus.storage.jetstream import Held, Ownership, Presence
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+WAITING_MAX = 1000
+"""Clients that wait at a member for an owner."""
+WAITING_SECONDS = 20.0
+"""How long each of them waits: longer than a lease."""
+CONNECT_AGAIN_SECONDS = 0.2
+LOOK_SECONDS = 1.0
+TAKE_AGAIN_SECONDS = 1.0
+"""How soon a member tries again to own that could not open the streams."""
+ADMIN = "admin"
+CORE_MODULES = ("babelbus.web.admin", "babelbus.web.api", "babelbus.server.views", *LATE_MODULES)
+"""Loaded by a core when it needs them."""
+
+T = TypeVar("T")
+
+
+class Member:
+    """One member of a cluster, from its start to its end."""
+
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.name = config.cluster.name or socket.gethostname()
+        self.folder = os.path.abspath(config.data.folder)
+        self.addresses: dict[str, str] = {}
+        self.admin_tls = False
+        self.fingerprint = ""
+        """Fingerprint of the cluster's certificate, once this member has owned the data."""
+        self.server: Server | None = None
+        """The core, while this member is the owner."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when clients are served for the first time: here, or by the owner."""
+        self.on_stopping: Callable[[], None] = lambda: None
+        """Called when the end was asked for, and begins."""
+        self.on_ended: Callable[[], None] = lambda: None
+        """Called from another thread when the lease of this owner has ended: the process must end at once."""
+        self._role, self._since_ms = "starting", self.clock.now_ms()
+        self._trouble = "it has not reached NATS so far"
+        """Why no clients are served."""
+        self._owner = ""
+        self._edge: Edge | None = None
+        self._ports: dict[str, list[socket.socket]] = {}
+        self._certificates = Certificates(config.tls)
+        self._heir: str | None = None
+        self._given = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._ownership: Ownership
+        self._log = LimitedLog(log, self.clock)
+        self._is_ready = False
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self, asked: asyncio.Event) -> None:
+        """Run the member until `asked` is set.
+
+        Raises:
+            BabelbusError: a setting is wrong, or NATS or the streams cannot be used as they are.
+            OSError: an address is taken.
+        """
+        self._loop = asyncio.get_running_loop()
+        files = LocalFiles()
+        files.make_folder(self.folder)
+        lock = files.lock(os.path.join(self.folder, LOCK_NAME))
+        stopping = self._loop.create_task(asked.wait())
+        try:
+            files.make_folder(os.path.join(self.folder, CONF_NAME))
+            self._tls = self._link_contexts()
+            jetstream = import_jetstream()
+            self._ownership = jetstream.Ownership(self.config.jetstream, files, self.folder, self.clock, self.name)
+            await self._open_edge()
+            try:
+                loading = self._loop.run_in_executor(None, _load_core)
+                if await self._or(stopping, in_daemon(self._connect)):
+                    await self._live(stopping)
+            finally:
+                if stopping.done():
+                    self.on_stopping()
+                await loading
+                await self._close_edge()
+                self._close_ports()
+                await self._in_thread(self._leave)
+        finally:
+            stopping.cancel()
+            lock.close()
+
+    def _link_contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+        cluster = self.config.cluster
+        if cluster.cert_file is None or cluster.key_file is None or cluster.ca_file is None:
+            return None, None
+        return make_contexts(cluster.cert_file, cluster.key_file, cluster.ca_file)
+
+    def _connect(self) -> None:
+        """Connect to NATS, and send to the other members that this one is there. Blocks."""
+        ownership, lease = self._ownership, self._ownership.lease
+        assert lease is not None, "cluster.enabled needs a lease"
+        ownership.connect(self.name)
+        import_jetstream().join(ownership, LocalFiles(), self.folder)
+        lease.on_seen.append(self._look)
+        lease.on_ended.append(self._lose)
+        ownership.patiently(lease.prepare)
+        ownership.patiently(lambda: ownership.members.start(self._presence))
+
+    def _look(self) -> None:
+        """Call the relay to look at the lease again; in the thread of NATS."""
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    def _leave(self) -> None:
+        nats = self._ownership.nats
+        with contextlib.suppress(StorageError):
+            nats.call(self._ownership.members.stop(), 1.0)
+        self._ownership.close()
+
+    async def _live(self, stopping: asyncio.Task[bool]) -> None:
+        """Run as an edge until the lease is free, as the owner until it is given away, and so on."""
+        lease = self._ownership.lease
+        assert lease is not None
+        while True:
+            self._set_role("member")
+            relaying = self._loop.create_task(self._relay())
+            try:
+                is_owner = await self._or(stopping, self._acquire())
+            finally:
+                relaying.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await relaying
+            if not is_owner:
+                return
+            again = await self._own(stopping)
+            if not again:
+                return
+
+    async def _acquire(self) -> None:
+        """Wait until this member has the lease."""
+        lease = self._ownership.lease
+        assert lease is not None
+
+        await self._in_nats(self._ownership.wait_for(lease.acquire))
+
+    # -- the edge ----------------------------------------------------------------------------------------------------
+
+    async def _open_edge(self) -> None:
+        """Open the listeners, for clients of the owner."""
+        self._certificates = Certificates(self.config.tls)
+        listeners: list[EdgeListener] = []
+        for one in openings_of(self.config):
+            tls = one.make_tls(self._certificates)
+            if one.name == ADMIN:
+                self.admin_tls = tls is not None
+            if one.name not in self._ports:
+                self._ports[one.name] = await open_sockets(one.host, one.port, BACKLOG)
+                self.addresses[one.name] = "{}:{}".format(*self._ports[one.name][0].getsockname()[:2])
+            # Copies: the sockets listen on when the edge has closed its own, so nobody is refused in between.
+            copies = [port.dup() for port in self._ports[one.name]]
+            listeners.append(EdgeListener(one.name, copies, tls, one.handshake_seconds))
+        self._certificates.watch()
+        self._edge = Edge(
+            self.name,
+            self.clock,
+            waiting_max=WAITING_MAX,
+            waiting_seconds=WAITING_SECONDS,
+            on_lost=self._lose_link,
+            stand_in=self._stand_in,
+        )
+        self._edge.load_again = self._certificates.reload
+        await self._edge.open(listeners)
+
+    def _stand_in(self, listener: str) -> asyncio.Protocol | None:
+        """Return who answers the clients of the administration endpoint while there is no owner."""
+        return WaitingRoom(self._why) if listener == ADMIN else None
+
+    def _why(self) -> str:
+        return f"member {self.name} reaches no owner of the cluster's data: {self._trouble}"
+
+    async def _close_edge(self) -> None:
+        edge, self._edge = self._edge, None
+        if edge is not None:
+            await edge.stop()
+        await self._certificates.stop()
+
+    def _close_ports(self) -> None:
+        ports, self._ports = self._ports, {}
+        for sockets in ports.values():
+            for one in sockets:
+                one.close()
+
+    def _lose_link(self, reason: str) -> None:
+        self._trouble = f"the link to member {self._owner} is lost ({reason})"
+        log.warning("%s", self._trouble)
+        self._owner = ""
+        self._changed.set()
+
+    async def _relay(self) -> None:
+        """Keep the edge linked to the owner that the lease names."""
+        lease, edge = self._ownership.lease, self._edge
+        assert lease is not None
+        assert edge is not None
+        linked: Held | None = None
+        while True:
+            self._changed.clear()
+            held = lease.seen
+            if edge.is_connected and linked is not None and not _is_same(held, linked):
+                edge.disconnect("another member owns the data")
+                self._owner = ""
+            if not edge.is_connected:
+                linked = await self._link(edge, held)
+            seconds = LOOK_SECONDS if edge.is_connected else CONNECT_AGAIN_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
+        """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""
+        if held is None or held.released:
+            self._trouble = "no member owns the data now"
+            return None
+        if not held.address:
+            self._trouble = f"member {held.name} takes over now"
+            return None
+        host, _, port = held.address.rpartition(":")
+        try:
+            await edge.connect(host.strip("[]"), int(port), self._tls[1])
+        except (OSError, LinkError, LinkRefusedError, ValueError) as error:  # TimeoutError is an OSError
+            self._trouble = f"member {held.name} at {held.address}: {error or type(error).__name__}"
+            self._log.write(logging.WARNING, "link", "%s", self._trouble)
+            return None
+        self._owner, self._trouble = held.name, ""
+        log.info("clients are passed on to member %s at %s", held.name, held.address)
+        self._note_ready()
+        return held
+
+    # -- the core ----------------------------------------------------------------------------------------------------
+
+    async def _own(self, stopping: asyncio.Task[bool]) -> bool:
+        """Run the core until the lease is given away; return whether this member goes on as an edge."""
+        lease = self._ownership.lease
+        assert lease is not None
+        self._set_role("starting")
+        self._owner, self._trouble = self.name, f"member {self.name} takes over now"
+        self._heir = None
+        self._given.clear()
+        began = self.clock.monotonic()
+        await self._close_edge()
+        if self.config.server.processes > 1:  # its processes open the addresses themselves
+            self._close_ports()
+        server = Server(self.config, self.clock, ownership=self._ownership, cluster=self)
+        for name, sockets in self._ports.items():
+            server.entrances.kept[name] = [one.dup() for one in sockets]
+        is_started = False
+        try:
+            is_started = await self._or(stopping, server.start())
+            if is_started:
+                cluster = self.config.cluster
+                await server.core_end.listen(cluster.host, cluster.port, self._tls[0])
+                address = cluster.advertise or server.core_end.address
+                self.server, self.fingerprint = server, server.fingerprint
+                self.addresses = dict(server.addresses)
+                self._set_role("owner")
+                await self._in_nats(lease.advertise(address))
+                log.info("member %s owns the data after %.2f s", self.name, self.clock.monotonic() - began)
+                self._note_ready()
+                given = self._loop.create_task(self._given.wait())
+                await asyncio.wait((stopping, given), return_when=asyncio.FIRST_COMPLETED)
+                given.cancel()
+        except StorageError as error:
+            if not error.retriable:
+                raise
+            log.error("member %s cannot own the data now: %s", self.name, error)
+        finally:
+            self.server = None
+            self._set_role("starting" if stopping.done() else "member")
+            if is_started:
+                await server.stop()
+            server.entrances.close()
+            gc.unfreeze()
+            await self._release()
+        if stopping.done():
+            return False
+        if not is_started:
+            await asyncio.sleep(TAKE_AGAIN_SECONDS)
+        await self._open_edge()
+        return True
+
+    async def _release(self) -> None:
+        lease = self._ownership.lease
+        assert lease is not None
+        try:
+            await self._in_nats(lease.release(self._heir or ""))
+        except StorageError as error:
+            log.warning("the lease ends by itself: %s", error)
+
+    def _lose(self, error: StorageError) -> None:
+        """Handle, in the thread of NATS, that the lease ended while this member owned the data."""
+        log.error("member %s owns the data no more, and begins again as a new process: %s", self.name, error)
+        self.on_ended()
+
+    # -- the cluster, as the core shows it -----------------------------------------------------------------------------
+
+    def status(self) -> ClusterStatus:
+        """Return what this owner knows of the cluster."""
+        ownership, lease, server = self._ownership, self._ownership.lease, self.server
+        assert lease is not None
+        held, settings = lease.held, self.config.jetstream
+        return ClusterStatus(
+            self.name,
+            held.epoch,
+            held.since_ms,
+            babelbus.__version__,
+            held.address,
+            settings.prefix,
+            settings.lease_seconds,
+            lease.rest_seconds,
+            [server.strip() for server in (settings.servers or "").split(",")],
+            ownership.nats.address,
+            [
+                MemberLine(
+                    one.name, "away" if away else one.role, one.host, one.version, one.link_version,
+                    one.owner, one.nats, one.connections, one.since_ms, round(heard, 1),
+                )
+                for one, heard, away in ownership.members.all()
+            ],
+            [
+                LinkLine(link.name, link.peer, link.connections)
+                for link in (() if server is None else server.core_end.links)
+            ],
+        )  # fmt: skip
+
+    def reasons(self) -> list[str]:
+        """Return what an operator should look at."""
+        members = self._ownership.members
+        reasons = []
+        if not self.may_serve():
+            reasons.append("the lease could not be renewed: nothing is served until it is")
+        if members.twin is not None:
+            reasons.append(
+                f"another member on {members.twin.host} has the name {self.name!r} too: give each its own cluster.name"
+            )
+        return reasons
+
+    def may_serve(self) -> bool:
+        """Return whether the lease is valid."""
+        lease = self._ownership.lease
+        return lease is not None and lease.is_valid()
+
+    def move(self, name: str | None) -> str:
+        """Begin to give the data to a member."""
+        if self.server is None or self._heir is not None:
+            raise MoveRefusedError("a move is under way")
+        others = {
+            one.name: one
+            for one, _, away in self._ownership.members.all()
+            if one.name != self.name and not away and one.role == "member"
+        }
+        if name is None:
+            linked = sorted(one.name for one in others.values() if one.owner == self.name) or sorted(others)
+            if not linked:
+                raise MoveRefusedError("no other member is there now that could take over")
+            name = linked[0]
+        elif name == self.name:
+            raise MoveRefusedError(f"member {name} owns the data already")
+        elif name not in others:
+            there = ", ".join(sorted(others)) or "none"
+            raise MoveRefusedError(f"member {name!r} is not there now; members that could take over: {there}")
+        self._heir = name
+        log.info("the data goes to member %s", name)
+        # Behind the answer to who asked for it.
+        self._loop.call_later(0.02, self._given.set)
+        return name
+
+    def _presence(self) -> "Presence":
+        """Return what this member says of itself; called in the thread of NATS."""
+        edge, server = self._edge, self.server
+        connections = 0 if edge is None else edge.connections
+        if server is not None:
+            connections = sum(len(one) for one in server.connections().values())
+        return import_jetstream().Presence(  # type: ignore[no-any-return]
+            self.name, self._ownership.owner, socket.gethostname(), babelbus.__version__, LINK_VERSION, self._role,
+            self._since_ms, self._owner, self._ownership.nats.address, connections,
+        )  # fmt: skip
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether the gate asks for rights here; at a member that is not the owner, the owner asks."""
+        return self.server is None or self.server.enforcing
+
+    async def reload(self) -> None:
+        """Read the lists of clients and topics and the certificates again, where this member has them."""
+        if self.server is not None:
+            await self.server.reload()
+        await self._in_thread(self._certificates.reload)
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _set_role(self, role: str) -> None:
+        self._role, self._since_ms = role, self.clock.now_ms()
+        with contextlib.suppress(StorageError, RuntimeError):
+            asyncio.run_coroutine_threadsafe(self._ownership.members.say(), self._ownership.nats.loop)
+
+    def _note_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self.on_ready()
+
+    async def _in_nats(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` gives in the thread of the connection to NATS."""
+        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._ownership.nats.loop)
+        return await asyncio.wrap_future(future)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(None, work)
+
+    async def _or(self, stopping: asyncio.Task[bool], work: Coroutine[Any, Any, Any]) -> bool:
+        """Return whether `work` is done before the end is asked for; `work` is cancelled then."""
+        task = self._loop.create_task(work)
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return False
+        await task
+        return True
+
+
+def _load_core() -> None:
+    """Import what a core imports when its first clients come, so that a take-over need not wait for it."""
+    for module in CORE_MODULES:
+        importlib.import_module(module)
+
+
+def _is_same(held: "Held | None", linked: "Held") -> bool:
+    """Return whether the owner of a link still owns the data."""
+    return held is not None and not held.released and (held.owner, held.epoch) == (linked.owner, linked.epoch)
