@@ -154,6 +154,16 @@ def test_removed_files_leave_nothing_in_the_stream(house: House) -> None:
     assert len(left) == 3  # the entry and two chunks
 
 
+def test_chunks_of_a_write_that_a_crash_cut_short_are_removed_at_the_next_start(house: House) -> None:
+    files = house.open()
+    files.put("kept", bytes(2 * CHUNK_BYTES))
+    house.publish("$chunk.orphan.0", b"first of two")
+    house.publish("$chunk.orphan.1", b"second of two")
+    house.open()
+    assert not any("orphan" in name for name in house.subjects())
+    assert len([name for name in house.subjects() if name.startswith("$chunk")]) == 2
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_writes_are_those_of_a_local_file_system(house: House, seed: int) -> None:
     """Each change is made here and in memory; a member with an empty folder takes over again and again."""

@@ -524,9 +524,12 @@ class ReplicatedFiles:
         used = {content.id for content in self._contents.values()}
         for subject in await self._ownership.subjects(stream, self._subject(CHUNK, "*", "0")):
             chunk_id = subject.rsplit(".", 2)[1]
-            if chunk_id not in used:  # a crash came before the entry, or before the purge
-                asked = {"filter": self._subject(CHUNK, chunk_id, ">")}
-                await self._nats.api(f"STREAM.PURGE.{stream}", asked, PURGE_SECONDS)
+            if chunk_id not in used:  # a crash came before the entry, or before the purge; later chunks are not ours
+                asked = {"filter": self._subject(CHUNK, chunk_id, ">"), "seq": self._shard.epoch_sequence}
+                try:
+                    await self._nats.api(f"STREAM.PURGE.{stream}", asked, PURGE_SECONDS)
+                except ApiError as error:
+                    log.warning("stream %s: space is given back later: %s", stream, error)
 
     async def _from_leader(self, **chosen: str | int) -> Stored | None:
         try:

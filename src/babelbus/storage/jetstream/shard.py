@@ -212,6 +212,11 @@ class Shard:
         return self._epoch
 
     @property
+    def epoch_sequence(self) -> int:
+        """The sequence of the record of that epoch: all in front of it is final."""
+        return self._epochs[-1][0]
+
+    @property
     def _epoch_subject(self) -> str:
         return f"{self.prefix}.$epoch"
 
