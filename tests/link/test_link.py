@@ -338,6 +338,25 @@ def test_data_over_the_window_ends_the_link(kind: str) -> None:
     run(test())
 
 
+def test_thousands_of_clients_in_one_read_are_handled_in_turns_and_in_order(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind, connections_max=5000) as both:
+            edge = await _raw(both, kind)
+            loop = asyncio.get_running_loop()
+            hello = json.dumps({"magic": MAGIC, "version": LINK_VERSION, "name": "many"}).encode()
+            opening = b'{"listener": "echo", "peer": null}'
+            frames = [encode(OPEN, number, opening) + encode(DATA, number, b"%d" % number) for number in range(1, 2001)]
+            await loop.sock_sendall(edge, encode(HELLO, 0, hello) + b"".join(frames))
+            await until(lambda: len(both.sessions) == 2000 and both.sessions[-1].received)
+            assert [session.received for session in both.sessions] == [b"%d" % number for number in range(1, 2001)]
+            edge.close()
+            for session in both.sessions:
+                assert isinstance(await session.lost, ConnectionResetError)
+            assert both.door.count == 0
+
+    run(test())
+
+
 def test_a_frame_for_an_unknown_connection_is_dropped(kind: str) -> None:
     async def test() -> None:
         async with linked(kind) as both:

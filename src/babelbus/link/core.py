@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 RELOAD_SECONDS = 10.0
 """How long edges may take to load their certificates again."""
+LOST_MAX = 100
+"""Sessions that end in one turn of the event loop when their link is gone."""
 LINKS_MAX = 256
 
 
@@ -248,12 +250,18 @@ class CoreLink(Peer):
             self.ready.set_exception(LinkError(reason))
         if self.reloaded is not None and not self.reloaded.done():
             self.reloaded.set_result(None)
-        transports, self.transports = self.transports, {}
+        transports = list(self.transports.values())
+        self.transports.clear()
         self._arriving.clear()
-        error = ConnectionResetError(f"the edge is gone: {reason}")
-        for transport in transports.values():
-            transport.lose(error)
+        self._lose_some(transports, ConnectionResetError(f"the edge is gone: {reason}"))
         self._core.unlinked(self, reason, len(transports))
+
+    def _lose_some(self, transports: list[LinkedTransport], error: Exception) -> None:
+        """End some sessions in each turn: thousands would hold the event loop."""
+        for transport in transports[:LOST_MAX]:
+            transport.lose(error)
+        if len(transports) > LOST_MAX:
+            self._loop.call_soon(self._lose_some, transports[LOST_MAX:], error)
 
 
 class _Arriving(asyncio.Protocol):

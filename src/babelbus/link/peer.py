@@ -21,6 +21,8 @@ from babelbus.link.frames import (
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 10.0
 """A peer on another machine that sends nothing for so long is gone: it sends a ping every `PING_SECONDS`."""
+FRAMES_MAX = 64
+"""Frames that are handled in one turn of the event loop: thousands of new clients would hold it."""
 CLOSE_SECONDS = 2.0
 """How long the last frames may take to be sent."""
 
@@ -34,6 +36,8 @@ class Peer(asyncio.Protocol):
     def __init__(self, *, watched: bool) -> None:
         self._decoder = Decoder()
         self._parts: list[bytes | bytearray | memoryview] = []
+        self._put_off: list[Frame] = []
+        self._resumes = False
         self._scheduled = False
         self._watched = watched
         self._heard = True
@@ -62,7 +66,32 @@ class Peer(asyncio.Protocol):
         self._heard = True
         self.received_bytes += len(data)
         try:
-            self.handle(self._decoder.receive_data(data))
+            frames = self._decoder.receive_data(data)
+            if self._put_off or len(frames) > FRAMES_MAX:
+                self._put_off += frames
+                self.transport.pause_reading()
+                frames = self._take_some()
+            self.handle(frames)
+        except BabelbusError as error:
+            self.end(str(error))
+
+    def _take_some(self) -> list[Frame]:
+        """Return the next frames that were put off; frames behind them wait for the next turn of the event loop."""
+        frames, self._put_off = self._put_off[:FRAMES_MAX], self._put_off[FRAMES_MAX:]
+        if not self._resumes:
+            self._resumes = True
+            self._loop.call_soon(self._resume)
+        return frames
+
+    def _resume(self) -> None:
+        self._resumes = False
+        if self._lost or self.transport.is_closing():
+            return
+        if not self._put_off:
+            self.transport.resume_reading()
+            return
+        try:
+            self.handle(self._take_some())
         except BabelbusError as error:
             self.end(str(error))
 
