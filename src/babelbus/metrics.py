@@ -218,6 +218,13 @@ class Metrics:
         self.cluster_lease_rest_seconds = gauge(
             "cluster_lease_rest_seconds", "How long the owner may serve on without renewing its lease"
         )
+        self.edge_bytes = _LabelledGauge(
+            "edge_bytes",
+            "Bytes over the link of each edge, both ways, since it was linked",
+            ("edge",),
+            namespace="babelbus",
+            registry=registry,
+        )
         self.edge_starts_total = counter("edge_starts_total", "Starts of the processes of server.processes", "edge")
         self.connections_max = gauge("connections_max", "Limit of open connections", "protocol")
         # Shown with "accepted": Prometheus takes a `connections_total` for the same name as the gauge `connections`.

@@ -56,6 +56,8 @@ def test_clients_are_spread_over_the_edges_and_shown_with_their_address(tmp_path
         assert names == {"1", "2"}
         assert counted(live, "links") == 2
         assert sum(counted(live, "edge_connections", edge=name) for name in names) == 32
+        assert all(counted(live, "edge_bytes", edge=name) > 0 for name in names)
+        assert {one.describe().edge for one in live.connections} == names
 
 
 def test_a_killed_edge_ends_its_clients_alone_and_is_started_again(tmp_path: Path) -> None:

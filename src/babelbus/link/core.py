@@ -317,6 +317,7 @@ class CoreEnd:
         self._metrics = metrics
         self._stopping = False
         metrics.links.set_function(lambda: len(self.links))
+        metrics.edge_bytes.read = lambda: [(link.name, link.received_bytes + link.sent_bytes) for link in self.links]
         metrics.edge_connections.read = lambda: [(link.name, link.connections) for link in self.links]
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:

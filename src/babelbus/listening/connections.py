@@ -21,6 +21,8 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     queue_bytes: int
     is_encrypted: bool
     subscriptions: list[SubscriptionInfo]
+    edge: str | None = None
+    """Name of the edge that the client is connected to; `None` for a client of this process."""
 
 
 class Connected(Protocol):

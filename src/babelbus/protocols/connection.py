@@ -359,6 +359,7 @@ class Connection(asyncio.Protocol):
             outbox.size_bytes,
             self._transport.get_extra_info("ssl_object") is not None or (session is not None and session.is_encrypted),
             [] if session is None else [SubscriptionInfo(*one) for one in session.subscriptions],
+            self._transport.get_extra_info("edge"),
         )
 
     def access_changed(self) -> None:

@@ -30,12 +30,16 @@ class SubscriptionLine(msgspec.Struct, frozen=True):
 
 
 class ConnectionLine(msgspec.Struct, frozen=True):
-    """One connection. `received` and `sent` are bytes since it began; null where nobody counts them."""
+    """One connection. `received` and `sent` are bytes since it began; null where nobody counts them.
+
+    `edge` is the name of the process or member that the client is connected to; null for this process.
+    """
 
     id: str
     protocol: str
     principal: str | None
     address: str
+    edge: str | None
     since_ms: int
     received: int
     sent: int | None
@@ -88,6 +92,7 @@ class ConnectionRoutes:
             protocol,
             principal,
             connection.peer,
+            info.edge,
             now_ms - int(info.open_seconds * 1000),
             info.received_bytes,
             info.sent_bytes,

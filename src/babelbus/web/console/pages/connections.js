@@ -34,7 +34,7 @@ function Details({ connection, onClose, onRemove, mayClose }) {
     <dl class="pairs">
       <dt>Principal</dt><dd>${connection.principal ?? "nobody"}</dd>
       <dt>Protocol</dt><dd>${connection.protocol}${connection.encrypted ? ", encrypted" : ", not encrypted"}</dd>
-      <dt>Address</dt><dd>${connection.address}</dd>
+      <dt>Address</dt><dd>${connection.address}${connection.edge && `, through edge ${connection.edge}`}</dd>
       <dt>Since</dt><dd><${Time} ms=${connection.since_ms} /></dd>
       <dt>Received</dt><dd><${Bytes} value=${connection.received} /></dd>
       <dt>Sent</dt><dd><${Bytes} value=${connection.sent} /></dd>
