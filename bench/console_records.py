@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
 from babelbus.client import Client, Identity
@@ -33,6 +34,9 @@ BATCH = 100_000
 PAGES = 20
 PUBLISHED_PER_SECOND = 200
 QUIET_SECONDS = 5.0
+TURNS = 5
+"""Turns of quiet and of a search, of which the median counts: one p99 of five seconds is that of ten answers."""
+BESIDE = 5_000_000
 WANTED = 'payload contains "customer 1234567" or /id = 19876543'
 
 
@@ -154,28 +158,54 @@ async def _publish_until_told(address: str, key: str, pipe: Connection) -> None:
     pipe.send(taken)
 
 
-@figure("console.search", unit="records/s", target=500_000)
-def search() -> Iterator[Reading]:
-    """Search ten million records for one of them, beside a publisher whose p99 the note tells without and with it."""
+@contextmanager
+def searching(count: int) -> Iterator[tuple[Serving, Callable[[], float]]]:
+    """Run a server with records, and return how to search all of them: it returns the seconds of the search."""
     random.seed(7)
     with scratch_folder() as folder:
-        write_topic(f"{folder}/data", "orders", SEARCHED, order)
+        write_topic(f"{folder}/data", "orders", count, order)
         write_topic(f"{folder}/data", "beside", 0, order)
         with serving(f"{folder}/data") as server:
             path = f"/api/topics/orders/search?filter={quote(WANTED)}&count=1000&budget_ms=60000"
-            server.lines(f"{path}&offset={SEARCHED - 1}")  # starts the process
-            while True:
-                publisher = Publisher(server)
-                try:
+
+            def search_all() -> float:
+                begun = time.perf_counter()
+                last = json.loads(server.lines(path)[-1])["progress"]
+                assert (last["done"], last["records"]) == (True, count), last
+                return time.perf_counter() - begun
+
+            server.lines(f"{path}&offset={count - 1}")  # starts the process
+            yield server, search_all
+
+
+@figure("console.search", unit="records/s", target=500_000)
+def search() -> Iterator[Reading]:
+    """Search ten million records for one of them, beside a publisher."""
+    with searching(SEARCHED) as (server, search_all):
+        while True:
+            publisher = Publisher(server)
+            try:
+                yield Reading(SEARCHED / search_all())
+            finally:
+                publisher.stop()
+
+
+@figure("console.search_p99_percent", unit="%", target=20, lower_is_better=True)
+def search_p99() -> Iterator[Reading]:
+    """How much longer a publisher's p99 is beside a search than in the quiet time before it, of turns the median."""
+    with searching(BESIDE) as (server, search_all):
+        search_all()  # the records are in memory from now on, in all turns
+        while True:
+            publisher, spans = Publisher(server), list[tuple[float, float, float]]()
+            try:
+                for _ in range(TURNS):
                     time.sleep(QUIET_SECONDS)
                     begun = time.perf_counter()
-                    last = json.loads(server.lines(path)[-1])["progress"]
-                    ended = time.perf_counter()
-                finally:
-                    publisher.stop()
-                assert (last["done"], last["records"]) == (True, SEARCHED), last
-                quiet = publisher.p99_ms(begun - QUIET_SECONDS, begun)
-                busy = publisher.p99_ms(begun, ended)
-                yield Reading(
-                    SEARCHED / (ended - begun), f"publisher's p99 {quiet:.1f} ms, with the search {busy:.1f} ms"
-                )
+                    search_all()
+                    spans.append((begun - QUIET_SECONDS, begun, time.perf_counter()))
+            finally:
+                publisher.stop()
+            quiet = [publisher.p99_ms(first, begun) for first, begun, _ in spans]
+            beside = [publisher.p99_ms(begun, ended) for _, begun, ended in spans]
+            more = [100 * (after / before - 1) for before, after in zip(quiet, beside, strict=True)]
+            yield Reading(median(more), f"p99 {median(quiet):.2f} ms, with the search {median(beside):.2f} ms")
