@@ -1,21 +1,26 @@
 """What groups do now, over the administration endpoint of a whole server: members, records in flight, why they wait."""
 
+import asyncio
 import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from babelbus.client import BlockingClient
+from babelbus.core.access import SERVER
 from babelbus.protocols.jebp.identity import Identity
+from babelbus.web import groups
 from babelbus.wire.websocket import encode_texts
 from tests.access.drivers import Admin
 from tests.access.house import House
 from tests.support.eventmesh import MeshClient
 from tests.support.zbus import SocketClient
 from tests.web.groups import GROUP, make_group, publish
+from tests.web.test_admin import Caller, FakeServer, serve
 from tests.web.test_state import Api
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -168,3 +173,29 @@ def test_only_managers_are_told_who_the_members_are(house: House) -> None:
         obstacle = alice.tell(path)["obstacles"][0]
         assert obstacle["kind"] == "no_right"
         assert "member alice (admin 127.0.0.1) has no right to consume since" in obstacle["text"]
+
+
+def test_a_page_of_many_groups_lets_others_run_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "GROUPS_AT_ONCE", 2)
+
+    async def test(call: Caller, bus: FakeServer) -> None:
+        await call("POST", "/api/topics", {"name": "work"})
+        for name in "abcdef":
+            await call("POST", "/api/groups", {"topic": "work", "name": name})
+        turns, lines = 0, SimpleNamespace(address="")
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        status, body = await call.api.direct.answer(
+            SERVER, "GET", "/api/groups?count=2&sort=lag", b"", cast(Any, lines)
+        )
+        counting.cancel()
+        assert (status, json.loads(body)["total"]) == (200, 6)
+        assert turns == 3
+
+    serve(test)
