@@ -33,19 +33,24 @@ class Traffic:
     Only the event loop counts and reads.
     """
 
-    __slots__ = ("_bytes", "_records", "bytes", "records", "records_settled")
+    __slots__ = ("_bytes", "_records", "bytes", "bytes_settled", "records", "records_settled")
 
     def __init__(self, records: Counter, bytes_: Counter) -> None:
         self._records = records
         self._bytes = bytes_
         self.records = 0
         self.bytes = 0
-        self.records_settled = 0
+        self.records_settled = self.bytes_settled = 0
 
     @property
     def records_total(self) -> int:
         """Records since the start."""
         return self.records_settled + self.records
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes since the start."""
+        return self.bytes_settled + self.bytes
 
     def inc(self, records: int, size_bytes: int) -> None:
         """Count one chunk."""
@@ -57,6 +62,7 @@ class Traffic:
         self._records.inc(self.records)
         self.records_settled += self.records
         self._bytes.inc(self.bytes)
+        self.bytes_settled += self.bytes
         self.records = self.bytes = 0
 
 

@@ -249,7 +249,7 @@ class History:
                 name = "live" if direction == "delivered" else "received"
                 label = f"{protocol}: live messages {direction}"
                 self._note_count(f"{name}.{protocol}", "messages/s", label, traffic.records_total, seconds)
-        for protocol, value in _values(metrics.connections):
+        for protocol, value in values_of(metrics.connections):
             if protocol in self._protocols:
                 self._note(f"connections.{protocol}", "connections", f"{protocol}: connections", value)
         for rate, traffics in self._topic_rates.values():
@@ -259,7 +259,7 @@ class History:
         processor_seconds = time.process_time()
         self._note("cpu", "processors", "processor", (processor_seconds - self._processor_seconds) / seconds)
         self._processor_seconds = processor_seconds
-        self._note("memory", "bytes", "memory", _resident_bytes())
+        self._note("memory", "bytes", "memory", resident_bytes())
         self._note("loop_lag", "seconds", "event loop: lag at worst", self._worst_lag(), is_worst=True)
         flush = max([backend.flusher.last_seconds for backend in self._broker.backends.values()], default=0.0)
         self._note("flush", "seconds", "last flush", flush, is_worst=True)
@@ -419,12 +419,13 @@ def escape(name: str) -> str:
     return name.replace("%", "%25").replace(",", "%2C")
 
 
-def _values(gauge: MetricWrapperBase) -> list[tuple[str, float]]:
+def values_of(gauge: MetricWrapperBase) -> list[tuple[str, float]]:
     """Return the values of a gauge with one label, whether they are set or asked for."""
     return [(labels[0], next(iter(child._child_samples())).value) for labels, child in list(gauge._metrics.items())]
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return the memory of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[_STATM_RESIDENT]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import shutil
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -15,23 +16,8 @@ from babelbus.web.answers import answer
 from babelbus.web.callers import METRICS_SUBJECT
 from babelbus.web.calls import Call, Route
 from babelbus.web.groups import may_see
+from babelbus.web.history import resident_bytes, values_of
 from babelbus.web.server import Host, addresses_for, health_reasons
-
-# Sample of the metrics -> field of the protocol, and of the topic if the sample has that label.
-_COUNTERS = {
-    "babelbus_records_published_total": "published",
-    "babelbus_bytes_published_total": "published_bytes",
-    "babelbus_records_fetched_total": "fetched",
-    "babelbus_bytes_fetched_total": "fetched_bytes",
-    "babelbus_live_received_total": "live_received",
-    "babelbus_live_delivered_total": "live_delivered",
-    "babelbus_live_dropped_total": "live_dropped",
-    "babelbus_publish_errors_total": "publish_errors",
-    "babelbus_connections": "connections",
-    "babelbus_connections_max": "connections_max",
-    "babelbus_connections_refused_total": "connections_refused",
-    "babelbus_outbox_bytes": "waiting_bytes",
-}
 
 
 class ProtocolStatus(msgspec.Struct):
@@ -137,7 +123,7 @@ class StatusRoutes:
             if may_see(broker, principal, topic.name)
         }
         disk.log_bytes = sum(one.log.size_bytes for topic in broker.topics() for one in topic.partitions)
-        memory, processor = self._count(protocols := _Protocols(), topics)
+        self._count(protocols := _Protocols(), topics)
         groups = [group.info() for group in broker.groups.all() if group.topic.name in topics]
         for topic in topics.values():
             topic.name = principal.relative(topic.name)
@@ -152,8 +138,8 @@ class StatusRoutes:
                 broker.gate.enforcing,
                 *addresses_for(server, principal),
                 disk,
-                memory,
-                processor,
+                resident_bytes(),
+                time.process_time(),
                 [protocols[name] for name in sorted(protocols)],
                 sorted(topics.values(), key=lambda topic: topic.name),
                 [
@@ -168,28 +154,34 @@ class StatusRoutes:
             )
         )  # fmt: skip
 
-    def _count(self, protocols: "_Protocols", topics: dict[str, TopicStatus]) -> tuple[int, float]:
-        """Add the counters of the metrics to protocols and topics; return memory and processor time of the process."""
-        memory, processor = 0, 0.0
-        for name, labels, value in self._samples():
-            if name == "process_resident_memory_bytes":
-                memory = int(value)
-            elif name == "process_cpu_seconds_total":
-                processor = value
-            field = _COUNTERS.get(name)
-            if field is None:
-                continue
-            protocol = protocols[labels["protocol"]]
-            setattr(protocol, field, getattr(protocol, field) + int(value))
-            topic = topics.get(labels.get("topic", ""))
-            if topic is not None:
-                setattr(topic, field, getattr(topic, field) + int(value))
-        return memory, processor
-
-    def _samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        for family in self._metrics.registry.collect():
-            for sample in family.samples:
-                yield sample.name, sample.labels, sample.value
+    def _count(self, protocols: "_Protocols", topics: dict[str, TopicStatus]) -> None:
+        """Add the counters to protocols and topics: of many topics not as samples for Prometheus, which cost more."""
+        metrics = self._metrics
+        for (name, topic_name), traffic in metrics.published.items():
+            for one in (protocols[name], topics.get(topic_name)):
+                if one is not None:
+                    one.published += traffic.records_total
+                    one.published_bytes += traffic.bytes_total
+        for (name, topic_name), traffic in metrics.fetched.items():
+            for one in (protocols[name], topics.get(topic_name)):
+                if one is not None:
+                    one.fetched += traffic.records_total
+                    one.fetched_bytes += traffic.bytes_total
+        for (name, direction), traffic in metrics.live.items():
+            if direction == "delivered":
+                protocols[name].live_delivered += traffic.records_total
+            else:
+                protocols[name].live_received += traffic.records_total
+        for field, metric in (
+            ("live_dropped", metrics.live_dropped_total),
+            ("publish_errors", metrics.publish_errors_total),
+            ("connections", metrics.connections),
+            ("connections_max", metrics.connections_max),
+            ("connections_refused", metrics.connections_refused_total),
+            ("waiting_bytes", metrics.outbox_bytes),
+        ):
+            for name, value in values_of(metric):
+                setattr(protocols[name], field, getattr(protocols[name], field) + int(value))
 
 
 class _Protocols(defaultdict[str, ProtocolStatus]):
