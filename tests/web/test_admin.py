@@ -453,3 +453,21 @@ def test_what_a_quota_refuses_has_a_status_of_its_own() -> None:
         assert (status, fault["code"]) == (429, "quota_exceeded"), fault
 
     serve(test)
+
+
+def test_a_long_answer_comes_packed_to_who_takes_it() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        for number in range(60):
+            await bus.broker.create_topic(f"topic/{number:03}", principal=SERVER)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        for path, accepted, packed in (
+            ("/api/topics", "gzip, br", "gzip"),
+            ("/api/topics", "gzip;q=0", None),
+            ("/api/topics", "identity", None),
+            ("/api/topics?count=1", "gzip", None),
+        ):
+            async with call.session.get(call.base + path, headers={**headers, "Accept-Encoding": accepted}) as reply:
+                assert reply.headers.get("Content-Encoding") == packed
+                assert (await reply.json())["topics"]
+
+    serve(test)

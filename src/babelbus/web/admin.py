@@ -19,11 +19,12 @@ from babelbus.core.access import AccessRefusedError, Action, check_may
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Door
+from babelbus.units import KIB
 from babelbus.web.answers import HttpHandler, answer, answer_errors
 from babelbus.web.api import AdminApi
 from babelbus.web.callers import METRICS_SUBJECT, Callers, principal_of
 from babelbus.web.calls import BODY_BYTES_MAX, Handler, HttpCall
-from babelbus.web.console import ConsoleRoutes
+from babelbus.web.console import ConsoleRoutes, takes_gzip
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
@@ -31,6 +32,8 @@ from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 
 UNTOLD = "the log says what is wrong; the gate is on, so reasons need the right to read the metrics"
 STOP_SECONDS = 2.0
+PACKED_BYTES_MIN = 16 * KIB
+"""Shorter answers of the API are sent as they are: on the own machine to pack them takes longer than to send them."""
 
 
 class AdminServer:
@@ -146,6 +149,9 @@ class AdminServer:
             finally:
                 self._callers.leave(request)
             assert isinstance(answer, web.StreamResponse)
+            is_long = isinstance(answer, web.Response) and (answer.content_length or 0) >= PACKED_BYTES_MIN
+            if is_long and takes_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
+                answer.enable_compression(web.ContentCoding.gzip)  # aiohttp packs it in a thread
             return answer
 
         return handle
