@@ -537,6 +537,10 @@ def test_may_answers_each_question_as_the_table_does(house: House) -> None:
     with alice_in(house) as one:
         asked = one.ask("POST", "/api/console/may", {"questions": questions})
         assert asked.body == {"answers": [True, False, False, False]}
+        parts = [
+            {"action": "publish", "subject": subject, "some": True} for subject in ("#", "walk/#", "walk/b", "x/#")
+        ]
+        assert one.ask("POST", "/api/console/may", {"questions": parts}).body == {"answers": [True, True, False, False]}
         wrong = {"questions": [{"action": "fly", "subject": "x"}]}
         assert one.ask("POST", "/api/console/may", wrong).status == 400
         many = {"questions": [questions[0]] * 1_001}

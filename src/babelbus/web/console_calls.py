@@ -6,7 +6,8 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from babelbus.core.access import ACTIONS, may
+from babelbus.core.access import ACTIONS, Narrowing, may, overlaps
+from babelbus.core.access.model import read_pattern
 from babelbus.web.answers import answer, read_body
 from babelbus.web.callers import ADMIN, CONSOLE
 from babelbus.web.calls import Call, Route
@@ -18,10 +19,11 @@ QUESTIONS_MAX = 1_000
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether the caller may do something to a subject."""
+    """Whether the caller may do something to a subject, or with `some` to a part of a pattern."""
 
     action: str
     subject: str
+    some: bool = False
 
 
 class Questions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +52,12 @@ class ConsoleCalls:
             action = ACTIONS.get(question.action)
             if action is None:
                 raise web.HTTPBadRequest(text=f"there is no action {question.action[:40]!r}")
-            answers.append(may(principal, action, principal.absolute(question.subject)))
+            subject = principal.absolute(question.subject)
+            if question.some:
+                parts = (overlaps(principal, action, pattern) for pattern in read_pattern(subject))
+                answers.append(any(part is not Narrowing.NONE for part in parts))
+            else:
+                answers.append(may(principal, action, subject))
         return answer({"answers": answers})
 
     async def _link(self, call: Call) -> web.Response:

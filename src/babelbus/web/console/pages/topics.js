@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js"
 import { del, get, path, post } from "../api.js"
 import { Bytes, Button, Confirm, Dialog, Empty, Heading, Loaded, Num, Pager, Search, Table, bytesText, durationText, go, link,
-  numText, toast, usePoll, useQuery } from "../ui.js"
+  numText, toast, useMay, usePoll, useQuery } from "../ui.js"
 import { TopicPage } from "./topics/topic.js"
 import { TopicForm } from "./topics/settings.js"
 
@@ -46,7 +46,7 @@ function List() {
   const sort = { name: query.sort ?? "name", descending: query.descending === "1" }
   const asked = { search: query.search, sort: sort.name, descending: sort.descending ? 1 : null, offset, count: COUNT }
   const poll = usePoll((signal) => get("/api/topics", asked, { signal }), SECONDS, [JSON.stringify(asked)])
-  const add = html`<${Button} kind="primary" icon="add" onClick=${() => setAdding(true)}>New topic</${Button}>`
+  const add = useMay("manage", "#", true) && html`<${Button} kind="primary" icon="add" onClick=${() => setAdding(true)}>New topic</${Button}>`
   const none = query.search
     ? html`<${Empty} title="No topic has this text in its name." actions=${html`<${Button} onClick=${() => setQuery({ search: null, offset: null })}>Show all topics</${Button}>`} />`
     : html`<${Empty} title="There is no topic yet." actions=${add}>A topic records the events that are published to it and below it.</${Empty}>`

@@ -77,13 +77,15 @@ async function ask(batch) {
   }
 }
 
-/** Return a promise of whether the user may do an action on a subject; questions of one moment are asked together. */
-export function may(action, subject) {
-  const key = JSON.stringify([action, subject])
+/** Return a promise of whether the user may do an action on a subject, or with `some` on a part of a pattern;
+ * questions of one moment are asked together.
+ */
+export function may(action, subject, some = false) {
+  const key = JSON.stringify([action, subject, some])
   const known = answers.get(key)
   if (known && Date.now() - known.time < MAY_MS) return known.promise
   const promise = new Promise((resolve) => {
-    asked.push({ question: { action, subject }, resolve })
+    asked.push({ question: { action, subject, some }, resolve })
     if (asked.length > 1) return
     queueMicrotask(() => {
       const batch = asked
@@ -100,16 +102,18 @@ export function forgetRights() {
   answers.clear()
 }
 
-/** Return whether the user may do an action on a subject: true, false, or null while that is not known. */
-export function useMay(action, subject) {
+/** Return whether the user may do an action on a subject, or with `some` on a part of a pattern: true, false, or null
+ * while that is not known.
+ */
+export function useMay(action, subject, some = false) {
   const [answer, setAnswer] = useState(null)
   useEffect(() => {
     let gone = false
     if (subject === undefined || subject === null) return undefined
-    may(action, subject).then((given) => gone || setAnswer(given))
+    may(action, subject, some).then((given) => gone || setAnswer(given))
     return () => {
       gone = true
     }
-  }, [action, subject])
+  }, [action, subject, some])
   return answer
 }
