@@ -56,6 +56,11 @@ class Member(Shell):
         assert line, self.process.communicate()[1]
         self.ready = json.loads(line)
 
+    def wait_for_owner(self) -> None:
+        """Return when a command is answered: while no member owns, it is refused."""
+        while self.run_raw("topics", "list").returncode:
+            assert self.process.poll() is None
+
     def wait_for(self, text: str) -> None:
         assert self.process.stderr is not None
         assert any(text in line for line in self.process.stderr)
@@ -110,6 +115,7 @@ def test_a_member_with_an_empty_folder_has_everything_when_the_owner_was_killed(
     first.process.kill()
     first.process.wait()
     second.serve()
+    second.wait_for_owner()
     after = kept(second)
     assert after == before
     second.run("publish", "orders", input="10")
@@ -121,8 +127,10 @@ def test_a_member_with_an_empty_folder_has_everything_when_the_owner_was_killed(
     before = kept(second)
     first.begin()  # with a folder, and a checkpoint, of when it was the owner
     first.wait_for("standing by")
+    assert kept(first) == before  # through the owner
     second.process.terminate()
     first.serve()
+    first.wait_for_owner()
     assert kept(first) == before
     assert before["state"].strip() == "8"
     for member in (first, second):

@@ -43,6 +43,17 @@ def prepare_identities(folder: str, lists: AccessLists, keep: Callable[[str], No
     return Identity.load(key_path).fingerprint
 
 
+def bring_keys(read: Callable[[str], bytes | None], local: FileSystem, folder: str) -> None:
+    """Write the keys of a cluster into the folder `conf` of a member: the commands on its machine read them there.
+
+    `read` returns a key by its name.
+    """
+    for name in SharedKeys.NAMES:
+        path, content = os.path.join(folder, name), read(name)
+        if content is not None and (not local.exists(path) or local.read_file(path) != content):
+            local.replace_file(path, content)
+
+
 class SharedKeys:
     """The key files of a cluster: among its files, and as copies in the folder of this member."""
 
@@ -51,11 +62,11 @@ class SharedKeys:
     def __init__(self, shared: FileSystem, local: FileSystem, folder: str) -> None:
         """Write the keys of the cluster into the folder `conf` of this member."""
         self._shared, self._local, self._folder = shared, local, folder
-        for name in self.NAMES:
-            path = os.path.join(folder, name)
-            content = shared.read_file(path) if shared.exists(path) else None
-            if content is not None and (not local.exists(path) or local.read_file(path) != content):
-                local.replace_file(path, content)
+        bring_keys(self._read, local, folder)
+
+    def _read(self, name: str) -> bytes | None:
+        path = os.path.join(self._folder, name)
+        return self._shared.read_file(path) if self._shared.exists(path) else None
 
     def keep(self, name: str) -> None:
         """Keep a key that this member has made among the files of the cluster, durably."""

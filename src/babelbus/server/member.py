@@ -30,6 +30,7 @@ from babelbus.listening.sockets import open_sockets
 from babelbus.protocols.registry import LATE_MODULES
 from babelbus.protocols.service import CONF_NAME
 from babelbus.server.app import Server, import_jetstream, in_daemon
+from babelbus.server.identities import bring_keys
 from babelbus.server.own_listeners import openings_of
 from babelbus.server.waiting_room import WaitingRoom
 from babelbus.storage.disk import LOCK_NAME
@@ -269,8 +270,19 @@ class Member:
             return None
         self._owner, self._trouble = held.name, ""
         log.info("clients are passed on to member %s at %s", held.name, held.address)
+        try:
+            await self._in_thread(self._bring_keys)
+        except (OSError, StorageError) as error:
+            log.warning("the commands on this machine do not find the keys of the cluster: %s", error)
         self._note_ready()
         return held
+
+    def _bring_keys(self) -> None:
+        """Write the keys of the cluster into the folder of this member, which belongs to the cluster from then on."""
+        jetstream, ownership, files = import_jetstream(), self._ownership, LocalFiles()
+        jetstream.join(ownership, files, self.folder)
+        conf = os.path.join(self.folder, CONF_NAME)
+        bring_keys(lambda name: jetstream.read_small_file(ownership, f"{CONF_NAME}/{name}"), files, conf)
 
     # -- the core ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ pytest.importorskip("nats", reason="engine jetstream is not tested: the package 
 from babelbus.clock import SystemClock
 from babelbus.config import JetstreamSettings
 from babelbus.storage.files import FileSystem, LocalFiles
-from babelbus.storage.jetstream import JetstreamStore, Ownership, ReplicatedFiles
+from babelbus.storage.jetstream import JetstreamStore, Ownership, ReplicatedFiles, read_small_file
 from babelbus.storage.jetstream.content import CHUNK_BYTES
 from babelbus.storage.jetstream.errors import NatsRefusedError, StreamAlteredError
 from babelbus.storage.memory import MemoryFiles
@@ -131,6 +131,24 @@ def test_the_next_owner_has_every_file_as_it_was_stored(house: House) -> None:
     assert not second.files.exists(f"{second.folder}/never")
     second.append("staging/x-1.part", b"more")
     assert house.open().all() == expected | {"staging/x-1.part": large + b"more"}
+
+
+def test_a_small_file_is_read_without_the_lease(house: House) -> None:
+    files = house.open()
+    files.put("conf/admin_token", b"secret")
+    files.put("conf/gone", b"x")
+    files.files.unlink(f"{files.folder}/conf/gone")
+    files.put("groups.0", bytes(2 * CHUNK_BYTES))
+    other, _ = house.member()
+    assert read_small_file(other, "conf/admin_token") == b"secret"
+    assert read_small_file(other, "conf/gone") is read_small_file(other, "conf/never") is None
+    with pytest.raises(StreamAlteredError, match="cannot be read"):
+        read_small_file(other, "groups.0")
+    files.put("conf/admin_token", b"new")
+    assert read_small_file(other, "conf/admin_token") == b"new"
+    empty = House(house.server, Path(files.folder) / "other")
+    assert read_small_file(empty.member()[0], "conf/admin_token") is None
+    empty.close()
 
 
 def test_what_stays_on_the_disk_of_a_member_is_not_in_the_stream(house: House, tmp_path: Path) -> None:

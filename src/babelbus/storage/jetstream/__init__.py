@@ -3,7 +3,7 @@
 from babelbus.storage.jetstream.cleaner import StreamLog
 from babelbus.storage.jetstream.files import MOVING_NAME, ReplicatedFiles
 from babelbus.storage.jetstream.lease import Held
-from babelbus.storage.jetstream.membership import Membership, join
+from babelbus.storage.jetstream.membership import Membership, join, read_small_file
 from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.presence import Members, Presence
 from babelbus.storage.jetstream.store import JetstreamStore
@@ -19,4 +19,5 @@ __all__ = [
     "ReplicatedFiles",
     "StreamLog",
     "join",
+    "read_small_file",
 ]

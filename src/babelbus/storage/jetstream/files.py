@@ -15,7 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
@@ -25,7 +24,7 @@ from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Stored
 from babelbus.storage.jetstream.content import CHUNK_BYTES, Content
 from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
-from babelbus.storage.jetstream.membership import FIXED_FILES, LABEL, config_of, open_membership
+from babelbus.storage.jetstream.membership import FILE, FIXED_FILES, LABEL, config_of, open_membership, token_of
 from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.shard import Message
 from babelbus.storage.jetstream.streams import NOTE_NAME as STREAMS_NAME
@@ -34,7 +33,7 @@ from babelbus.storage.notes import MEMBERSHIP_NAME
 
 log = logging.getLogger(__name__)
 
-FILE, CHUNK = "$file", "$chunk"
+CHUNK = "$chunk"
 LOCAL_NAMES = frozenset({MEMBERSHIP_NAME, "lock", "state"})
 CACHE_BYTES = 16 * 2**20
 MOVING_NAME = "moving-in"
@@ -573,7 +572,7 @@ class ReplicatedFiles:
         return path[len(self._folder) + 1 :].rstrip("/")
 
     def _subject(self, kind: str, *parts: str) -> str:
-        tokens = [part if part in (">", "*") else quote(part, safe="").replace(".", "%2E") for part in parts]
+        tokens = [part if part in (">", "*") else token_of(part) for part in parts]
         subject = ".".join((self._ownership.settings.prefix, LABEL, kind, *tokens))
         if len(subject) > SUBJECT_BYTES_MAX:
             raise OSError(errno.ENAMETOOLONG, f"a file's name is longer than {SUBJECT_BYTES_MAX} bytes in NATS")

@@ -2,12 +2,14 @@
 
 import secrets
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from babelbus.storage.files import FileSystem
 from babelbus.storage.jetstream.client import NO_STREAM, ApiError
-from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError
+from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError, StreamAlteredError
+from babelbus.storage.jetstream.frame import Kind, decode
 from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.streams import (
     FIXED,
@@ -23,6 +25,7 @@ from babelbus.storage.jetstream.streams import NOTE_NAME as STREAMS_NAME
 from babelbus.storage.notes import MEMBERSHIP_NAME, Note
 
 LABEL = "files"
+FILE = "$file"
 FIXED_FILES = FIXED | {"max_msgs_per_subject": 2}
 """The message before the last one stays, in case that the last one is of an owner whose time was over."""
 OWN_NAMES = ("topics", "groups.0", "groups.1", "staging", "jetstream.json", "db.sqlite", "conf/server_key")
@@ -40,11 +43,48 @@ class Membership(msgspec.Struct, frozen=True):
 
 
 def join(ownership: Ownership, local: FileSystem, folder: str) -> None:
-    """Check, without the lease, that a data folder may belong to the cluster of its prefix; wait for NATS.
+    """Check, without the lease, that a data folder belongs to the cluster of its prefix, or may; wait for NATS.
 
     Raises: as `open_membership`.
     """
     ownership.patiently(lambda: open_membership(ownership, local, folder, make=False))
+
+
+def read_small_file(ownership: Ownership, name: str) -> bytes | None:
+    """Return a file of the cluster without the lease, as the last owner stored it; `None` if there is no such file.
+
+    Raises:
+        NatsAwayError: NATS does not answer.
+        StreamAlteredError: the file is damaged, or is too large for one message.
+    """
+    prefix = ownership.settings.prefix
+    stream, subject = stream_name(prefix, LABEL), file_subject(prefix, name)
+
+    async def read() -> bytes | None:
+        try:
+            message = await ownership.nats.get_from_leader(stream, last_by_subj=subject)
+        except ApiError as error:
+            if error.code == NO_STREAM:
+                return None
+            raise NatsAwayError(f"stream {stream}: {error}") from error
+        frame = None if message is None else decode(message.data, message.sequence)
+        if message is None or (frame is not None and frame.head.kind == Kind.GONE):
+            return None
+        if frame is None or frame.data is None or frame.head.kind != Kind.FILE:
+            raise StreamAlteredError(f"stream {stream}, sequence {message.sequence}: {name} cannot be read")
+        return frame.data
+
+    return ownership.nats.call(read(), ownership.settings.timeout_seconds)
+
+
+def file_subject(prefix: str, name: str) -> str:
+    """Return the subject of a file, whose name is below the data folder."""
+    return ".".join((prefix, LABEL, FILE, *map(token_of, name.split("/"))))
+
+
+def token_of(part: str) -> str:
+    """Return a part of a name as a token of a subject."""
+    return quote(part, safe="").replace(".", "%2E")
 
 
 async def open_membership(
@@ -90,11 +130,10 @@ async def open_membership(
     known = Membership(metadata.get(OWNER, ""), prefix, metadata.get(IDENTITY, ""))
     if not moves_in:
         _check_free(local, folder)
-    elif await ownership.subjects(name, f"{prefix}.{LABEL}.$file.>"):
+    elif await ownership.subjects(name, f"{prefix}.{LABEL}.{FILE}.>"):
         raise NatsRefusedError(f"stream {name} has the data of a cluster already: set another jetstream.prefix")
     check_config(name, config, known.installation, known.stream, FIXED_FILES)
-    if make:
-        note.write(known)
+    note.write(known)
     return known
 
 
