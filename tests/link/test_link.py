@@ -405,13 +405,17 @@ def test_another_version_is_refused_with_a_sentence(
     run(test())
 
 
-def test_the_owner_of_the_core_may_refuse_an_edge(kind: str) -> None:
+def test_an_edge_elsewhere_needs_the_key_of_the_core(kind: str) -> None:
     async def test() -> None:
         async with linked(kind) as both:
-            both.core.refuse = lambda hello: f"{hello.name} is no member"
-            other = both.make_edge("other")
-            with pytest.raises(LinkRefusedError, match="other is no member"):
-                await both.link(other, kind)
+            await both.core.listen("127.0.0.1", 0, key="right")
+            host, _, port = both.core.address.rpartition(":")
+            for key in ("", "wrong", "ü"):
+                other = both.make_edge("other")
+                with pytest.raises(LinkRefusedError, match="the edge other has not the key of this core"):
+                    await other.connect(host, int(port), key=key)
+                assert not other.is_connected
+            await both.make_edge("other").connect(host, int(port), key="right")
 
     run(test())
 

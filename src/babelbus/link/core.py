@@ -1,6 +1,7 @@
 """The core's end of links: takes edges in, and runs the sessions of their clients."""
 
 import asyncio
+import hmac
 import logging
 import socket
 import ssl
@@ -147,7 +148,7 @@ class CoreLink(Peer):
     def _greet(self, hello: Hello, frames: list[Frame]) -> None:
         if hello.magic != MAGIC or not hello.name or len(hello.name) > 255:
             raise LinkError("no hello of an edge")
-        refusal = self._core.refusal(hello)
+        refusal = self._core.refusal(hello, is_local=self._local_name is not None)
         if refusal is not None:
             log.warning("link of %s (%s) refused: %s", hello.name, self.peer, refusal)
             self.send(REFUSE, payload=refusal.encode())
@@ -306,11 +307,10 @@ class CoreEnd:
         """Links whose edge has said who it is."""
         self.address = ""
         """Where `listen` listens: "host:port"."""
-        self.refuse: Callable[[Hello], str | None] = lambda hello: None
-        """Returns why an edge is not taken in, as a sentence; set by the owner of this object."""
         self.on_linked: Callable[[CoreLink], None] = lambda link: None
         self.on_unlinked: Callable[[CoreLink, str], None] = lambda link, reason: None
         self._all: set[CoreLink] = set()
+        self._key = ""
         self._listeners: list[asyncio.Server] = []
         self._log = LimitedLog(log, clock)
         self._preparing: dict[str, asyncio.Task[None]] = {}
@@ -320,13 +320,14 @@ class CoreEnd:
         metrics.edge_bytes.read = lambda: [(link.name, link.received_bytes + link.sent_bytes) for link in self.links]
         metrics.edge_connections.read = lambda: [(link.name, link.connections) for link in self.links]
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Open an address for links of other machines; `tls` asks edges for a certificate.
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> None:
+        """Open an address for links of other machines; `tls` asks edges for a certificate, and all need the key.
 
         Raises:
             OSError: the address is taken.
         """
         loop = asyncio.get_running_loop()
+        self._key = key
         sockets = await open_sockets(host, port)
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -342,8 +343,8 @@ class CoreEnd:
         )
         return link
 
-    def refusal(self, hello: Hello) -> str | None:
-        """Return why an edge is not taken in."""
+    def refusal(self, hello: Hello, *, is_local: bool) -> str | None:
+        """Return why an edge is not taken in; the edge processes of this machine need no key."""
         if hello.version != LINK_VERSION:
             older = "edge" if hello.version < LINK_VERSION else "core"
             return (
@@ -354,7 +355,9 @@ class CoreEnd:
             return "the core stops"
         if len(self.links) >= LINKS_MAX:
             return f"{LINKS_MAX} edges are linked"
-        return self.refuse(hello)
+        if not is_local and not hmac.compare_digest(hello.key.encode(), self._key.encode()):
+            return f"the edge {hello.name} has not the key of this core, which stands in the lease of its cluster"
+        return None
 
     def prepare(self, entrance: Entrance, then: Callable[[], None]) -> None:
         """Load the code of an entrance, and call `then` also if that fails."""

@@ -318,8 +318,9 @@ class Client(asyncio.Protocol):
 class EdgeLink(Peer):
     """The link of an edge to the core."""
 
-    def __init__(self, edge: "Edge", *, watched: bool) -> None:
+    def __init__(self, edge: "Edge", *, watched: bool, key: str = "") -> None:
         super().__init__(watched=watched)
+        self._key = key
         self._edge = edge
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.clients: dict[int, Client] = {}
@@ -329,7 +330,7 @@ class EdgeLink(Peer):
         """Send the hello of this edge."""
         super().connection_made(transport)
         self._decoder.trust()  # this edge has chosen whom it asks
-        self.send_message(HELLO, Hello(MAGIC, LINK_VERSION, self._edge.name, babelbus.__version__))
+        self.send_message(HELLO, Hello(MAGIC, LINK_VERSION, self._edge.name, babelbus.__version__, self._key))
 
     def handle(self, frames: list[Frame]) -> None:
         """Handle frames of the core."""
@@ -468,7 +469,7 @@ class Edge:
     def _make_client(self, listener: EdgeListener) -> Callable[[], Client]:
         return lambda: Client(self, listener)
 
-    async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Welcome:
+    async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> Welcome:
         """Return the welcome of the core at an address of another machine, once it has taken this edge in.
 
         Raises:
@@ -480,7 +481,7 @@ class Edge:
         async with asyncio.timeout(WELCOME_SECONDS):
             name = None if tls is None else host
             _, link = await loop.create_connection(
-                lambda: EdgeLink(self, watched=True), host, port, ssl=tls, server_hostname=name
+                lambda: EdgeLink(self, watched=True, key=key), host, port, ssl=tls, server_hostname=name
             )
             return await self._begin(link)
 

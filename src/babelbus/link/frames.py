@@ -68,6 +68,8 @@ class Hello(msgspec.Struct, frozen=True):
     name: str
     """Name of the edge: a number on the machine of the core, else the name of a member of the cluster."""
     software: str = ""
+    key: str = ""
+    """The key of the core, which the members of its cluster know: others could say of a client what they like."""
 
 
 class ListenerInfo(msgspec.Struct, frozen=True):

@@ -263,7 +263,7 @@ class Member:
             return None
         host, _, port = held.address.rpartition(":")
         try:
-            await edge.connect(host.strip("[]"), int(port), self._tls[1])
+            await edge.connect(host.strip("[]"), int(port), self._tls[1], held.key)
         except (OSError, LinkError, LinkRefusedError, ValueError) as error:  # TimeoutError is an OSError
             self._trouble = f"member {held.name} at {held.address}: {error or type(error).__name__}"
             self._log.write(logging.WARNING, "link", "%s", self._trouble)
@@ -306,7 +306,7 @@ class Member:
             is_started = await self._or(stopping, server.start())
             if is_started:
                 cluster = self.config.cluster
-                await server.core_end.listen(cluster.host, cluster.port, self._tls[0])
+                await server.core_end.listen(cluster.host, cluster.port, self._tls[0], lease.held.key)
                 address = cluster.advertise or server.core_end.address
                 self.server, self.fingerprint = server, server.fingerprint
                 self.addresses = dict(server.addresses)

@@ -11,6 +11,7 @@ A message on the subject of news, which no stream keeps, tells those who wait to
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,8 @@ class Held(msgspec.Struct, frozen=True):
     """When it was acquired, by the clock of the owner: for people, never compared."""
     heir: str = ""
     """The member that a released lease was given to; the others wait for it for a while."""
+    key: str = ""
+    """Other members show the key when they link to the owner: a reader of the lease belongs to the cluster."""
 
 
 class Lease:
@@ -76,7 +79,9 @@ class Lease:
         self._nats = nats
         self._stream, self._subject, self._news = f"{prefix}-lease", f"{prefix}.lease", f"{prefix}.news"
         host = socket.gethostname()
-        self._held = Held(owner, f"{host}:{folder}", host, seconds, name=name, version=version)
+        self._held = Held(
+            owner, f"{host}:{folder}", host, seconds, name=name, version=version, key=secrets.token_hex(32)
+        )  # fmt: skip
         self._seconds, self._replicas, self._clock = seconds, replicas, clock
         self._sequence = 0
         self._until = 0.0
