@@ -445,6 +445,7 @@ def main() -> int:
     parser.add_argument("--lease-seconds", type=float, default=6.0)
     parser.add_argument("--folder", type=Path, default=Path("build/torture-cluster"))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the six processes first
     failures = run_rounds(
         options.folder, options.seed, options.first, options.rounds, lease_seconds=options.lease_seconds
     )
