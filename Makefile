@@ -34,15 +34,21 @@ NEEDS = $(BIN)/python -c "$$REQUIREMENTS" $(1) > $(VENV)/requirements.txt && $(P
 ONLY ?=
 ARGS ?=
 
-.PHONY: help demo demo-data test interop torture serve bench check docs man wheel stubs vendor-check console-pictures clean
+# Rounds of the torture of a cluster, and its seed: make torture-cluster ROUNDS=200 SEED=1
+ROUNDS ?= 200
+SEED ?= 1
+
+.PHONY: help demo demo-data demo-cluster test interop torture torture-cluster serve bench check docs man wheel stubs vendor-check console-pictures clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     publish 336,776 real events, kill the server in between, read everything back and compare'
 	@echo "make demo-data  load the demo's flights, weather and airlines into the server that runs on ./data"
+	@echo 'make demo-cluster  publish them through one of three servers, kill the owner, read them back through another'
 	@echo 'make test     run the tests (the short form of each)'
 	@echo 'make interop  run released clients of others (worterbuch-js, zbuspy, Chromium) against our server'
 	@echo 'make torture  run the long form of the tests: crashes, faults, random bytes'
+	@echo 'make torture-cluster  kill, pause and cut off members of a cluster under load, and check what clients saw (ROUNDS=200)'
 	@echo 'make serve    start a server with its data in ./data'
 	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
 	@echo 'make check    ruff, format, mypy'
@@ -60,6 +66,9 @@ demo: $(VENV)/.ready-spark $(VENV)/.ready-flights $(VENV)/.ready-java
 demo-data: $(VENV)/.ready-run $(VENV)/.ready-flights
 	@$(BIN)/python examples/load_demo.py $(ARGS)
 
+demo-cluster: $(VENV)/.ready-dev $(VENV)/.ready-flights
+	@$(BIN)/python examples/demo_cluster.py $(ARGS)
+
 test: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python tests/run.py $(ARGS)
 
@@ -71,6 +80,10 @@ interop: $(VENV)/.ready-dev $(VENV)/.ready-browser $(VENV)/.ready-flights
 # A test ends after half an hour, all of them end after five hours.
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python -m pytest -m slow --timeout=1800 --session-timeout=18000 $(ARGS)
+
+# Verdicts, histories and the logs of rounds that broke something are in build/torture-cluster.
+torture-cluster: $(VENV)/.ready-dev
+	@$(BIN)/python -m tests.cluster.rounds --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 serve: $(VENV)/.ready-run
 	@exec $(BIN)/babelbus serve $(ARGS)

@@ -70,15 +70,15 @@ class Verdict(msgspec.Struct, frozen=True):
 class Faults:
     """What can happen to a cluster. Each method does it, and puts it right again."""
 
-    def __init__(self, cluster: BusCluster, chance: random.Random, progress: Callable[[int], bool]) -> None:
-        self._cluster, self._chance, self._progress = cluster, chance, progress
+    def __init__(self, cluster: BusCluster, chance: random.Random, this: "Round") -> None:
+        self._cluster, self._chance, self._round = cluster, chance, this
 
     def _lasts(self, seconds: float) -> None:
         """Let a fault last for a while: its length is a part of it."""
         begun = time.monotonic()
         until(lambda: time.monotonic() - begun > seconds)
 
-    def _moves(self, record: str | None) -> None:
+    def _moves(self, record: str) -> None:
         assert until(lambda: self._cluster.has_moved_from(record)), "nobody took over"
 
     def kill_owner(self) -> None:
@@ -106,7 +106,7 @@ class Faults:
         owner = self._cluster.owner()
         member = self._chance.choice([member for member in self._cluster.members if member is not owner])
         member.end()
-        self._progress(5)
+        self._round.progress(5)
         member.start()
 
     def pause_owner(self) -> None:
@@ -115,7 +115,7 @@ class Faults:
         owner.pause()
         try:
             self._moves(record)
-            self._progress(3)
+            self._round.progress(20, of_all=False)
         finally:
             owner.resume()
 
@@ -126,7 +126,7 @@ class Faults:
             way.partition()
         try:
             self._moves(record)
-            self._progress(3)
+            self._round.progress(20, of_all=False)
         finally:
             for way in owner.ways:
                 way.heal()
@@ -144,7 +144,6 @@ class Faults:
     def partition_members_from_owner(self) -> None:
         """No member reaches the owner for as long as a lease; the owner has its lease all the time."""
         link = self._cluster.owner().link
-        assert link is not None
         link.partition()
         try:
             self._lasts(self._cluster.lease_seconds)
@@ -154,11 +153,11 @@ class Faults:
     def slow_ways(self) -> None:
         """The owner's ways to NATS, and the ways of the others to it, are slow."""
         owner = self._cluster.owner()
-        ways = [*owner.ways, *([] if owner.link is None else [owner.link])]
+        ways = [*owner.ways, owner.link]
         for way in ways:
             way.slow_down(SLOW_SECONDS)
         try:
-            self._progress(10)
+            self._round.progress(10)
         finally:
             for way in ways:
                 way.heal()
@@ -168,7 +167,7 @@ class Faults:
         server = self._cluster.leader(self._chance.choice(["bb-0", "bb-1", "bb-lease"]))
         server.kill()
         try:
-            self._progress(5)
+            self._round.progress(5)
         finally:
             server.start()
 
@@ -177,7 +176,7 @@ class Faults:
         server = self._cluster.leader(self._chance.choice(["bb-0", "bb-1", "bb-lease"]))
         server.pause()
         try:
-            self._progress(5)
+            self._round.progress(5)
         finally:
             server.resume()
 
@@ -187,7 +186,7 @@ class Faults:
         assert disk is not None
         disk.fill()
         try:
-            self._progress(20)
+            self._round.progress(20)
         finally:
             disk.free()
             server.kill()  # NATS turns JetStream off after the first error of its disk, until it is started again
@@ -199,14 +198,11 @@ ALL = [
     "cut_nats", "partition_members_from_owner", "slow_ways", "kill_nats_leader", "pause_nats_leader",
     "fill_disk_of_nats", "kill_edge",
 ]  # fmt: skip
-WITH_LINK = {"kill_member", "partition_members_from_owner"}
 
 
 def possible(cluster: BusCluster) -> list[str]:
     """Return the faults that can be made here."""
     missing: set[str] = set()
-    if cluster.members[0].link is None:
-        missing |= WITH_LINK
     if cluster.disk is None:
         missing.add("fill_disk_of_nats")
     if cluster.processes == 1:
@@ -223,6 +219,7 @@ class Round:
     def __init__(self, cluster: BusCluster, number: int, chance: random.Random, *, state: bool = True) -> None:
         self.history = History()
         self._cluster = cluster
+        self._errors = {member: len(member.errors()) for member in cluster.members}
         parts = cluster, self.history, chance
         log, queue, mesh, plant, prefix = (f"{name}{number}" for name in ("log", "queue", "mesh", "plant", "state"))
         self.topics = {log: PARTITIONS, queue: 1, mesh: 1, plant: 1}
@@ -297,10 +294,11 @@ class Round:
         if is_so:
             self.history.add("round", "done", value=words)
 
-    def progress(self, count: int) -> bool:
-        """Return True when each publisher has so many more acknowledgements; False if that takes too long."""
+    def progress(self, count: int, *, of_all: bool = True) -> bool:
+        """Return True when all publishers, or one, have so many more acknowledgements; False if that takes too long."""
         ends = [(actor.name, kind, self.history.count(actor.name, kind) + count) for actor, kind in self._steady]
-        return self._until(lambda: all(self.history.count(name, kind) >= end for name, kind, end in ends))
+        test = all if of_all else any
+        return self._until(lambda: test(self.history.count(name, kind) >= end for name, kind, end in ends))
 
     @property
     def _steady(self) -> list[tuple[Actor, Kind]]:
@@ -323,8 +321,7 @@ class Round:
 
     def finish(self) -> None:
         """Stop the publishers, wait until the consumers have all, stop them, and read the log through two members."""
-        for actor in (*self.publishers, self._talker, *self._writers):
-            self._end(actor)
+        self._end([*self.publishers, self._talker, *self._writers])
         self._needs("an audit", until(lambda: self._audit("audit")))
         for consumer in self.consumers:
             if consumer.style == "group":
@@ -333,15 +330,18 @@ class Round:
             self.history.add("round", "due", value="will and lock")
             if self._mourner.wait(SAFETY_NET_SECONDS):
                 self.history.add("round", "done", value="will and lock")
-        for actor in self.actors:
-            self._end(actor)
+        self._end(self.actors)
         self._needs("another audit", until(lambda: self._audit("audit again")))
+        for member, before in self._errors.items():
+            for text in member.errors()[before:]:
+                self.history.add(member.name, "due", value=text)
 
-    def _end(self, actor: Actor) -> None:
-        actor.stop()
-        if actor.ident is not None:
+    def _end(self, actors: Sequence[Actor]) -> None:
+        for actor in actors:
+            actor.stop()
+        for actor in actors:
             actor.join(SAFETY_NET_SECONDS)
-        self._needs(f"{actor.name} ends", not actor.is_alive())
+            self._needs(f"{actor.name} ends", not actor.is_alive())
 
     def _has_all(self, consumer: Consumer) -> bool:
         return {
@@ -385,7 +385,7 @@ def run_round(
         this.make_topics()
         this.start()
         for name in faults:
-            this.fault(name, Faults(cluster, chance, this.progress))
+            this.fault(name, Faults(cluster, chance, this))
         this.finish()
     finally:
         for actor in this.actors:

@@ -27,7 +27,7 @@ from tests.support.eventmesh import AGENT, MeshClient
 from tests.support.zbus import SocketClient
 
 PARTITIONS = 2
-REPLY_SECONDS = 10.0
+REPLY_SECONDS = 6.0
 """A client that waits longer for an answer goes to another member; the outcome is unknown."""
 QUIET_SECONDS = 6.0
 """A consumer that hears nothing for so long goes to another member."""

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
@@ -31,6 +32,10 @@ ROOT = Path(__file__).parent.parent.parent
 BABELBUS = str(Path(sys.executable).parent / "babelbus")
 LOOK_SECONDS = 0.05
 """How often a condition in another process is looked at again."""
+RESTART_SECONDS = 0.5
+"""How long the supervisor waits before it starts a member again."""
+SAID_CHARACTERS = 200_000
+ERROR_CHARACTERS = 2_000
 LISTENERS = (
     "jebp.port", "worterbuch.port", "worterbuch.tcp_port", "zbus.port",
     "eventmesh.tcp_port", "eventmesh.http_port", "eventmesh.grpc_port", "admin.port",
@@ -60,13 +65,13 @@ def render(sections: Sections) -> str:
 class Member:
     """One server of ours: its process, its ports, and its ways to NATS."""
 
-    def __init__(self, folder: Path, name: str, ways: list[Way], link: Way | None, sections: Sections) -> None:
+    def __init__(self, folder: Path, name: str, ways: list[Way], link: Way, sections: Sections) -> None:
         self.name = name
         self.folder = folder / name
         self.folder.mkdir()
         self.ways = ways
         self.link = link
-        """The way that other members take to it; None without `[cluster]`."""
+        """The way that other members take to it."""
         self.addresses = {}
         for key in LISTENERS:
             section, _, port = key.partition(".")
@@ -108,10 +113,12 @@ class Member:
         process = self._process
         while process is not None:
             process.wait()
+            if self._runs and self._process is process:
+                self.restarts += 1
+                time.sleep(RESTART_SECONDS)
             with self._lock:
                 if not self._runs or self._process is not process:
                     return
-                self.restarts += 1
                 self._launch()
                 process = self._process
 
@@ -151,17 +158,20 @@ class Member:
                 found += [int(one.name) for one in children if b"server.edge" in (one / "cmdline").read_bytes()]
         return found
 
+    def errors(self) -> list[str]:
+        """Return what it has logged of errors of ours, with what stands behind each."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return [f"Traceback{error[:ERROR_CHARACTERS]}" for error in text.split("Traceback")[1:]]
+
     def said(self) -> str:
-        """Return what it has logged, over all its runs."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        """Return the last of what it has logged, over all its runs."""
+        return self.log.read_text(errors="replace")[-SAID_CHARACTERS:] if self.log.exists() else ""
 
 
 class BusCluster:
-    """The six servers. `link` is false for members without `[cluster]`, of which one listens at a time."""
+    """The six servers; each member has `processes` that accept clients, if more than one."""
 
-    def __init__(
-        self, folder: Path, servers: list[NatsServer], *, lease_seconds: float, link: bool = True, processes: int = 1
-    ) -> None:
+    def __init__(self, folder: Path, servers: list[NatsServer], *, lease_seconds: float, processes: int = 1) -> None:
         self.folder = folder
         self.servers = servers
         self.lease_seconds = lease_seconds
@@ -172,17 +182,16 @@ class BusCluster:
         for number in range(3):
             ports = free_ports(len(LISTENERS) + 1)
             ways = [Way(f"127.0.0.1:{server.port}") for server in servers]
-            link_way = Way(f"127.0.0.1:{ports[-1]}") if link else None
+            link = Way(f"127.0.0.1:{ports[-1]}")
             sections = self._sections(ports, ways)
-            if link_way is not None:
-                sections["cluster"] = {
-                    "enabled": True,
-                    "name": f"m{number}",
-                    "host": "127.0.0.1",
-                    "port": ports[-1],
-                    "advertise": link_way.address,
-                }
-            self.members.append(Member(folder, f"m{number}", ways, link_way, sections))
+            sections["cluster"] = {
+                "enabled": True,
+                "name": f"m{number}",
+                "host": "127.0.0.1",
+                "port": ports[-1],
+                "advertise": link.address,
+            }
+            self.members.append(Member(folder, f"m{number}", ways, link, sections))
 
     def _sections(self, ports: list[int], ways: list[Way]) -> Sections:
         sections: Sections = {}
@@ -213,13 +222,12 @@ class BusCluster:
         """Start all members, the first one first, and wait until each takes clients."""
         first, *others = self.members
         first.start()
-        assert until(lambda: listens(first.addresses["jebp"])), f"{first.name} does not listen:\n{first.said()}"
+        assert until(lambda: listens(first.addresses["jebp"])), f"{first.name} does not listen:\n{first.said()[-2000:]}"
         for member in others:
             member.start()
-            if member.link is not None:
-                assert until(lambda member=member: listens(member.addresses["jebp"])), (  # type: ignore[misc]
-                    f"{member.name} does not listen:\n{member.said()}"
-                )
+            assert until(partial(listens, member.addresses["jebp"])), (
+                f"{member.name} does not listen:\n{member.said()[-2000:]}"
+            )
 
     def stop(self) -> None:
         """End all members at once, and their ways."""
@@ -227,14 +235,24 @@ class BusCluster:
             member.resume()
             member.end()
         for member in self.members:
-            for way in (*member.ways, *([] if member.link is None else [member.link])):
+            for way in (*member.ways, member.link):
                 way.heal()
                 way.close()
 
     # -- who owns and leads ------------------------------------------------------------------------------------------
 
-    def lease(self) -> str | None:
-        """Return the record of the lease as text; None while NATS does not answer."""
+    def lease(self) -> str:
+        """Return the record of the lease as text."""
+        found: list[str] = []
+
+        def look() -> bool:
+            found[:] = [record for record in [self._read_lease()] if record is not None]
+            return bool(found)
+
+        assert until(look), "NATS does not tell who has the lease"
+        return found[0]
+
+    def _read_lease(self) -> str | None:
         answer = self.ask_nats("$JS.API.STREAM.MSG.GET.bb-lease", {"last_by_subj": "bb.lease"})
         if answer is None or "message" not in answer:
             return None
@@ -245,26 +263,17 @@ class BusCluster:
         found: list[Member] = []
 
         def look() -> bool:
-            record = self.lease()
-            if record is not None:
-                fields = json.loads(record)
-                found[:] = [
-                    member
-                    for member in self.members
-                    if fields.get("member", fields.get("name")) == member.name or str(member.folder) in record
-                ]
+            fields = json.loads(self.lease())
+            found[:] = [member for member in self.members if member.name == fields.get("name")]
             return bool(found)
 
         assert until(look), f"no member has the lease: {self.lease()}"
         return found[0]
 
-    def has_moved_from(self, record: str | None) -> bool:
+    def has_moved_from(self, record: str) -> bool:
         """Return whether another process has the lease than in a record."""
-        now = self.lease()
-        if now is None or record is None:
-            return False
-        fields = json.loads(now)
-        return not fields.get("released") and bool(fields["owner"] != json.loads(record)["owner"])
+        fields = json.loads(self.lease())
+        return not fields.get("released", False) and bool(fields["owner"] != json.loads(record)["owner"])
 
     def leader(self, stream: str) -> NatsServer:
         """Return the server of NATS that leads a stream."""
@@ -350,9 +359,7 @@ class SmallDisk:
 
 
 @contextmanager
-def bus_cluster(
-    *, lease_seconds: float, link: bool = True, processes: int = 1, folder: Path | None = None
-) -> Iterator[BusCluster]:
+def bus_cluster(*, lease_seconds: float, processes: int = 1, folder: Path | None = None) -> Iterator[BusCluster]:
     """Run the six servers."""
     with ExitStack() as stack:
         if folder is None:
@@ -361,7 +368,7 @@ def bus_cluster(
         stack.callback(disk.close)
         stores = ("", "", str(disk.folder) if disk.mounted else "")
         servers = stack.enter_context(nats_cluster(sync="always", stores=stores))
-        cluster = BusCluster(folder, servers, lease_seconds=lease_seconds, link=link, processes=processes)
+        cluster = BusCluster(folder, servers, lease_seconds=lease_seconds, processes=processes)
         cluster.disk = disk if disk.mounted else None
         stack.callback(cluster.stop)
         yield cluster

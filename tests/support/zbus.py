@@ -103,17 +103,26 @@ class SocketClient(_Socket):
         self, address: str, context: ssl.SSLContext | None = None, *, timeout_seconds: float = SAFETY_NET_SECONDS
     ) -> None:
         super().__init__(address, context, timeout_seconds=timeout_seconds)
-        self.socket.sendall(encode_upgrade_request("localhost", "/any/path", make_key()))
-        responses = ResponseDecoder()
-        while not (found := responses.responses()):
-            responses.receive_data(self._read())
-        assert found[0].status == 101
+        try:
+            responses = self._upgrade()
+        except BaseException:
+            self.close()
+            raise
         self._decoder = Decoder(is_server=False, message_bytes_max=BODY_BYTES_MAX)
         self._decoder.receive_data(responses.unread())
         self._came: deque[dict[str, Any]] = deque()
         self.pongs: list[bytes] = []
         self.close_code: int | None = None
         """With what the server has closed."""
+
+    def _upgrade(self) -> ResponseDecoder:
+        """Ask for the protocol, and return what holds the bytes behind the answer."""
+        self.socket.sendall(encode_upgrade_request("localhost", "/any/path", make_key()))
+        responses = ResponseDecoder()
+        while not (found := responses.responses()):
+            responses.receive_data(self._read())
+        assert found[0].status == 101
+        return responses
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
