@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 SOCKETS = "protocols.sbus.packets"
-SHARED_BY_PROTOCOLS = {"browsers", "budget", "contract", "connection", "listeners", "service"}
+SHARED_BY_PROTOCOLS = {"browsers", "budget", "busy_poll", "contract", "connection", "listeners", "service"}
 IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select", "selectors", "ssl", "subprocess"}
 
 # Packages that others enter only by their face, `__init__`.

@@ -866,6 +866,16 @@ class ServerSettings(msgspec.Struct, frozen=True):
             le=64,
         ),
     ] = 1
+    busy_poll_us: Annotated[
+        int,
+        of(
+            "how long the server looks for the next request without sleep when a single client asks again right after "
+            "each answer; 0 sleeps always",
+            "microseconds",
+            ge=0,
+            le=1000,
+        ),
+    ] = 100
     uvloop: Annotated[bool, of("use uvloop where it is installed; asyncio's own loop is slower")] = True
 
 

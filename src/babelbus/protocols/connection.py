@@ -14,6 +14,7 @@ from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
 from babelbus.listening.transports import is_blocked
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
+from babelbus.protocols.busy_poll import BusyPoll
 from babelbus.protocols.contract import LOST_RIGHT, Outbox, Session
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Connection(asyncio.Protocol):
         *,
         bytes_max: int,
         number: int = 0,
+        busy_poll: BusyPoll | None = None,
     ) -> None:
         self.number = number
         self.place: Place | None = None
@@ -55,6 +57,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._budget = budget
         self._quotas = quotas
+        self._busy_poll = busy_poll
         self._quota: Quota | None = None
         """That of the principal, while quotas are active."""
         self._rest: asyncio.TimerHandle | None = None
@@ -88,6 +91,8 @@ class Connection(asyncio.Protocol):
         self._outbox.on_drained = self.room
         self._outbox.room_bytes = self._room_bytes
         self._outbox.peer = self.peer
+        if self._busy_poll is not None:
+            self._outbox.on_answered = partial(self._busy_poll.answered, self.number)
         self._outbox.is_blocked = partial(is_blocked, transport)
         if self.place is None:
             self.place = self._door.enter(transport)
@@ -138,6 +143,8 @@ class Connection(asyncio.Protocol):
             return
         if session is not None and not self._ended and not self._given_up:
             self._received_bytes += len(data)
+            if self._busy_poll is not None:
+                self._busy_poll.received(self.number)
             unproved = self._unproved
             self._run(session, session.receive_data, data)
             session.release()

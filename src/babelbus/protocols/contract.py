@@ -104,6 +104,8 @@ class Outbox:
         """Returns whether the peer does not take what was written."""
         self.on_sent: Callable[[int], None] | None = None
         """Called with the number of bytes of each write, if the reader has a quota."""
+        self.on_answered: Callable[[], None] | None = None
+        """Called behind each write of answers, if the loop polls for the next request."""
         self.resting = False
         """Whether the reader has used up its quota: no more should be asked for now."""
         self.peer = ""
@@ -190,13 +192,15 @@ class Outbox:
             self.sent_bytes += len(data)
             if self.on_sent is not None:
                 self.on_sent(len(data))
+            if self.on_answered is not None:
+                self.on_answered()
 
     def close(self) -> None:
         """Send nothing more: the peer is gone."""
         self.closed = True
         self.resting = False  # nobody waits for a quota any more, and what was put off is done now
         self.on_drained = _ignore  # else outbox and connection hold each other
-        self.on_sent = None
+        self.on_sent = self.on_answered = None
         self.room_bytes = _unbounded
         self.is_blocked = _takes_all
         self._answers.clear()

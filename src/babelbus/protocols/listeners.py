@@ -19,6 +19,7 @@ from babelbus.listening.entrances import Entrance, Entrances
 from babelbus.listening.sockets import Waiting, load, open_sockets, reserve
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
+from babelbus.protocols.busy_poll import BusyPoll
 from babelbus.protocols.connection import Connection, MakeSession
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Listeners:
         bytes_max: int,
         handshake_seconds: float,
         connections_max: int,
+        busy_poll_seconds: float,
     ) -> None:
         self.connections: set[Connection] = set()
         self.addresses: dict[str, str] = {}
@@ -53,6 +55,7 @@ class Listeners:
         self._quotas = quotas
         self._entrances = entrances
         self._bytes_max = bytes_max
+        self._busy_poll = BusyPoll(busy_poll_seconds, clock) if busy_poll_seconds else None
         self._door = Door(
             protocol,
             metrics,
@@ -146,6 +149,7 @@ class Listeners:
             self._quotas,
             bytes_max=self._bytes_max,
             number=next(self._numbers),
+            busy_poll=self._busy_poll,
         )
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:

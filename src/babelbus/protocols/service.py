@@ -155,6 +155,7 @@ class StreamService:
             bytes_max=context.config.server.outbox_bytes_max,
             handshake_seconds=settings.handshake_seconds,
             connections_max=settings.connections_max,
+            busy_poll_seconds=context.config.server.busy_poll_us / 1e6,
         )
         self.addresses = self.listeners.addresses
 
