@@ -16,7 +16,7 @@ import pytest
 
 from babelbus.clock import SystemClock
 from babelbus.config import Config, ServerSettings, ZbusSettings
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, ConfigError
 from babelbus.link.edge import Edge
 from babelbus.listening.certificates import Certificates
 from babelbus.server import edges
@@ -176,6 +176,12 @@ def test_an_address_that_is_taken_is_refused_at_the_start(tmp_path: Path) -> Non
         config = configure(tmp_path, server=ServerSettings(processes=2), zbus=ZbusSettings(port=other.getsockname()[1]))
         with pytest.raises(OSError, match="in use"), LiveServer(config):
             pass
+
+
+def test_edges_need_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(ConfigError, match="needs Linux"), LiveServer(configured(tmp_path)):
+        pass
 
 
 def test_an_edge_that_cannot_start_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

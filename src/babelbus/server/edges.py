@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from babelbus.config import Config
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, ConfigError
 from babelbus.link.core import CoreEnd, CoreLink
 from babelbus.link.frames import ListenerInfo
 from babelbus.listening.certificates import Tls
@@ -51,9 +51,12 @@ class Edges:
         """Start the processes, and wait until all of them listen.
 
         Raises:
+            ConfigError: this system is not Linux.
             BabelbusError: a process has ended instead.
             OSError: a process cannot be started.
         """
+        if not hasattr(os, "pidfd_open"):
+            raise ConfigError("server.processes above 1 needs Linux")
         names = [str(number) for number in range(1, self._config.server.processes + 1)]
         links = await asyncio.gather(*map(self._start, names))
         loop = asyncio.get_running_loop()
