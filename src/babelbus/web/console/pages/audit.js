@@ -25,6 +25,8 @@ function subjectOf(record) {
   return html`${entry.pattern !== undefined ? html`<${RowLine} row=${entry} />` : entry.enforce !== undefined ? "the mode of the gate" : html`principal <bdi>${entry.name}</bdi>`}${more > 0 && ` and ${numText(more)} more`}`
 }
 
+const Kind = ({ record }) => html`<${Badge} kind=${KINDS[record.kind]}>${TITLES[record.kind] ?? record.kind}</${Badge}>`
+
 const doneBy = (record) => {
   if (record.kind !== "change") return record.action
   if (record.after?.[0]?.enforce !== undefined || record.before?.[0]?.enforce !== undefined) return "changed"
@@ -97,9 +99,10 @@ function Page() {
     </div>
     <${Loaded} poll=${poll} what="The audit">${({ records, before: next, looked_ms }) => html`
       <${Table} caption="Records of the audit" rows=${records} rowKey="offset" busy=${poll.loading && poll.stale} columns=${[
-        { name: "time_ms", title: "Time", nowrap: true, render: (one) => html`<${Time} ms=${one.time_ms} />` },
-        { name: "kind", title: "Kind", render: (one) => html`<${Badge} kind=${KINDS[one.kind]}>${TITLES[one.kind] ?? one.kind}</${Badge}>` },
-        { name: "principal", title: "Principal", render: (one) => html`<bdi>${one.principal}</bdi>` },
+        { name: "time_ms", title: "Time", nowrap: true, render: (one) => html`<${Time} ms=${one.time_ms} />
+          <div class="narrow-only"><${Kind} record=${one} /> <small class="muted"><bdi>${one.principal}</bdi></small></div>` },
+        { name: "kind", title: "Kind", wide: true, render: (one) => html`<${Kind} record=${one} />` },
+        { name: "principal", title: "Principal", wide: true, render: (one) => html`<bdi>${one.principal}</bdi>` },
         { name: "source", title: "Source", wide: true, render: (one) => html`<${Source} source=${one.source} />` },
         { name: "action", title: "Action", wide: true, nowrap: true, render: (one) => doneBy(one) || "–" },
         { name: "subject", title: "Subject", grow: true, render: (one) => (one.reason && !one.subject ? one.reason : subjectOf(one)) },
