@@ -36,13 +36,14 @@ class Window:
         *,
         width: int = 1280,
         theme: Theme = "light",
+        zone: str = "UTC",
         cookie: Cookie | None = None,
     ) -> None:
         self.url = url
         self.faults: list[str] = []
         self.outside: list[str] = []
         self.context: BrowserContext = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=theme, timezone_id="UTC", reduced_motion="reduce"
+            viewport={"width": width, "height": 800}, color_scheme=theme, timezone_id=zone, reduced_motion="reduce"
         )
         self.context.set_default_timeout(SAFETY_NET_SECONDS * 1000 / 2)
         if cookie is not None:
@@ -165,11 +166,17 @@ def windows(chromium: "Browser") -> Iterator[Windows]:
     with contextlib.ExitStack() as stack:
 
         def make(
-            world: World, *, logged_in: bool = True, width: int = 1280, theme: Theme = "light", **proof: str
+            world: World,
+            *,
+            logged_in: bool = True,
+            width: int = 1280,
+            theme: Theme = "light",
+            zone: str = "UTC",
+            **proof: str,
         ) -> Window:
             """Open a window with a log-in of its own for a proof, with that of the administrator, or with none."""
             cookie = world.log_in(**proof) if proof else world.cookie if logged_in else None
-            window = Window(chromium, world.url, width=width, theme=theme, cookie=cookie)
+            window = Window(chromium, world.url, width=width, theme=theme, zone=zone, cookie=cookie)
             stack.callback(window.close)
             return window
 

@@ -134,6 +134,24 @@ def test_records_are_exported_as_json_lines_and_csv(window: Window, tmp_path: Pa
     assert [json.loads(row["payload"])["id"] for row in rows] == [0, 1]
 
 
+def test_records_from_a_time_on_are_found_in_both_zones(windows: Windows, world: World) -> None:
+    world.create("hours")
+    for hour in range(3):
+        world.client.publish("hours", b"at hour %d" % hour, timestamp=1_577_836_800_000 + hour * HOUR * 1000)
+    window = windows(world, zone="Europe/Vienna")
+    window.open("/browse/hours", "at hour 0")
+    for hours, zone in ((2, "local"), (1, "UTC")):
+        window.page.get_by_label("Begin at").select_option("time")
+        window.page.get_by_label(f"Time ({zone})").fill(f"2020-01-01T{hours:02}:00:00")
+        window.click("Show")
+        window.page.get_by_text("at hour 0").wait_for(state="detached")
+        window.wait("at hour 1", "at hour 2")
+        window.click("Newest")
+        window.wait("at hour 0")
+        if zone == "local":
+            window.click("Times in local time. Change to UTC.")
+
+
 def test_a_payload_is_saved_as_it_is(window: Window, world: World, tmp_path: Path) -> None:
     payload = bytes(range(256)) * 9
     world.create("files")

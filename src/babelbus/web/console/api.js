@@ -46,7 +46,8 @@ export function path(texts, ...values) {
   return texts.reduce((before, text, number) => before + encodeURIComponent(values[number - 1]) + text)
 }
 
-async function send(method, target, { query, body, text, signal, timeout = TIMEOUT_MS, headers } = {}) {
+/** Send a request; return its response, whose body is still to come, or throw an ApiError. */
+export async function send(method, target, { query, body, text, signal, timeout = TIMEOUT_MS, headers } = {}) {
   const timer = timeout ? AbortSignal.timeout(timeout) : null
   const signals = [signal, timer].filter(Boolean)
   let response

@@ -3,7 +3,7 @@
 import { html, useMemo, useState } from "../vendor/preact-htm.js"
 import { get, put } from "../api.js"
 import {
-  Badge, Button, Confirm, Dialog, Empty, Field, Form, Heading, Loaded, Notice, Num, Search, Table, Tabs, go, link, numText, toast, useMay, usePoll, useQuery, useSession,
+  Badge, Button, Confirm, Dialog, Empty, Heading, Loaded, Notice, Num, Search, Table, Tabs, link, numText, toast, useMay, usePoll, useQuery,
 } from "../ui.js"
 import { Explain } from "./access-explain.js"
 import { AddPrincipal, AddRow, PrincipalPage, Rows } from "./access-principal.js"

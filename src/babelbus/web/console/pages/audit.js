@@ -2,9 +2,9 @@
 
 import { html, useEffect, useState } from "../vendor/preact-htm.js"
 import { get } from "../api.js"
-import { Badge, Button, Dialog, Empty, Field, Heading, Loaded, Num, Search, Table, Time, go, link, numText, timeText, usePoll, usePref, useQuery } from "../ui.js"
+import { Badge, Button, Dialog, Empty, Field, Heading, Loaded, Num, Search, Table, Time, go, link, localText, numText, timeText, usePoll, usePref, useQuery } from "../ui.js"
 import { RowLine } from "./access-parts.js"
-import { Source, localText, momentOf } from "./state-values.js"
+import { Source, momentOf } from "./state-values.js"
 
 const SECONDS = 5
 const COUNT = 100

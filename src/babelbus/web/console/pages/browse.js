@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js"
 import { events, get, lines, path } from "../api.js"
 import {
   Badge, Button, Bytes, Empty, Failure, Field, Heading, Icon, Loaded, Notice, Num, Panel, Search, Table, Time, link,
-  useMay, usePoll, useQuery,
+  localText, useMay, usePoll, usePref, useQuery,
 } from "../ui.js"
 import { CopyDialog, ExportDialog, PublishDialog } from "./browse/dialogs.js"
 import { FilterBox, SearchProgress, useSearch } from "./browse/filter.js"
@@ -12,6 +12,7 @@ import { RecordDialog } from "./browse/record.js"
 import { keyText, originText, previewOf, short } from "./browse/shown.js"
 
 const COUNT = 50
+const HOUR_MS = 3_600_000
 const LIVE_ROWS = 200
 const AGAIN_MS = 2_000
 const TOPICS = 50
@@ -67,12 +68,13 @@ function Start({ query, partitions, onChange, live }) {
   const [from, setFrom] = useState(query.time ? "time" : query.offset !== undefined ? "offset" : "end")
   const offset = useRef(null)
   const moment = useRef(null)
+  const [zone] = usePref("zone")
   useEffect(() => setFrom(query.time ? "time" : query.offset !== undefined ? "offset" : "end"), [query.time, query.offset])
   const show = (event) => {
     event.preventDefault()
     const start = { offset: null, before: null, time: null, order: null, from: null }
     if (from === "offset" && offset.current.value !== "") start.offset = offset.current.value
-    if (from === "time" && moment.current.value) start.time = new Date(moment.current.value).getTime()
+    if (from === "time" && moment.current.value) start.time = Date.parse(`${moment.current.value}${zone === "utc" ? "Z" : ""}`)
     onChange(start)
   }
   return html`<form class="toolbar" onSubmit=${show}>
@@ -83,15 +85,10 @@ function Start({ query, partitions, onChange, live }) {
       { value: "end", title: query.filter ? "the beginning" : "the newest" }, { value: "offset", title: "an offset" }, { value: "time", title: "a time" }]} />
     ${from === "offset" && html`<label class="hidden" for="browse-offset">Offset</label><input id="browse-offset" class="short" type="number" min="0" step="1"
       ref=${offset} defaultValue=${query.offset ?? 0} required />`}
-    ${from === "time" && html`<label class="hidden" for="browse-time">Time (local)</label><input id="browse-time" class="short" type="datetime-local" step="1"
-      ref=${moment} defaultValue=${localText(query.time)} required />`}
+    ${from === "time" && html`<label class="hidden" for="browse-time">Time (${zone === "utc" ? "UTC" : "local"})</label><input id="browse-time" class="short" type="datetime-local" step="1"
+      ref=${moment} defaultValue=${localText(Number(query.time) || Date.now() - HOUR_MS, zone)} key=${zone} required />`}
     <${Button} type="submit" disabled=${live}>Show</${Button}>
   </form>`
-}
-
-function localText(ms) {
-  const moment = new Date(ms ? Number(ms) : Date.now() - 3_600_000)
-  return new Date(moment.getTime() - moment.getTimezoneOffset() * 60_000).toISOString().slice(0, 19)
 }
 
 /** One page of records by offset or time. */

@@ -2,7 +2,7 @@
 
 import { html, useRef, useState } from "../vendor/preact-htm.js"
 import { del, get, path } from "../api.js"
-import { Badge, Button, Bytes, Confirm, Dialog, Duration, Heading, Loaded, Notice, Num, Pager, Rate, Search, Table, Time,
+import { Badge, Button, Bytes, Confirm, Dialog, Duration, Heading, Loaded, Notice, Pager, Rate, Search, Table, Time,
   numText, toast, useMay, usePoll, useQuery } from "../ui.js"
 
 const COUNT = 100

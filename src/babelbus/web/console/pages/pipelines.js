@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/preact-htm.js"
 import { get } from "../api.js"
 import {
-  Badge, Bytes, Button, Duration, Empty, Heading, Icon, Loaded, Notice, Num, Panel, Rate, Table, Time,
+  Badge, Bytes, Duration, Empty, Heading, Icon, Loaded, Notice, Num, Panel, Rate, Table, Time,
   link, numText, usePoll, usePref,
 } from "../ui.js"
 

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js"
 import { del, lines, put } from "../api.js"
 import {
-  Badge, Button, Bytes, Confirm, Dialog, Empty, Failure, Field, Loaded, Notice, Num, Table, Tabs, Time, copyText, link, numText,
+  Badge, Button, Bytes, Confirm, Dialog, Empty, Failure, Field, Loaded, Notice, Num, Table, Tabs, Time, copyText, numText,
   toast, useMay, usePoll,
 } from "../ui.js"
 import { Preview, Source, Value, ValueDiff, ask, stateAddress } from "./state-values.js"
@@ -275,6 +275,3 @@ export function PastFailure({ error, setAt, reload }) {
   return html`<${Notice} kind="warning" title="The past does not reach back so far." actions=${earliest !== null && earliest !== undefined
     && html`<${Button} small onClick=${() => setAt(earliest)}>Go to the earliest moment</${Button}>`}>${error.message}</${Notice}>`
 }
-
-/** The address of a key. */
-export const keyLink = (key, more = {}) => link("/state", { key, ...more })

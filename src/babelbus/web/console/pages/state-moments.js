@@ -1,8 +1,8 @@
 // A moment of the past, chosen with a slider or typed.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js"
-import { Button, Time, timeText, usePref } from "../ui.js"
-import { SLIDER_STEPS, localText, momentAt, momentOf, stepOf } from "./state-values.js"
+import { Button, Time, localText, timeText, usePref } from "../ui.js"
+import { SLIDER_STEPS, momentAt, momentOf, stepOf } from "./state-values.js"
 
 const PAUSE_MS = 200
 

@@ -147,14 +147,6 @@ export function ValueDiff({ before, after, titles = ["before", "after"] }) {
   </div>`
 }
 
-const pad = (value) => String(value).padStart(2, "0")
-
-/** Return a moment in the form of an input of the type datetime-local, in the user's zone or UTC. */
-export function localText(ms, zone) {
-  const at = new Date(zone === "utc" ? ms : ms - new Date(ms).getTimezoneOffset() * 60_000)
-  return `${at.getUTCFullYear()}-${pad(at.getUTCMonth() + 1)}-${pad(at.getUTCDate())}T${pad(at.getUTCHours())}:${pad(at.getUTCMinutes())}:${pad(at.getUTCSeconds())}`
-}
-
 /** Return the moment of a text of the type datetime-local in ms, null if it is none; its end, when it has no fraction. */
 export function momentOf(text, zone) {
   const ms = Date.parse(zone === "utc" ? `${text}Z` : text)

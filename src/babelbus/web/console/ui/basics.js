@@ -3,7 +3,8 @@
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js"
 import { ApiError } from "../api.js"
 
-const words = (...names) => names.filter(Boolean).join(" ")
+/** Return names of classes, without those that do not hold. */
+export const words = (...names) => names.filter(Boolean).join(" ")
 let number = 0
 
 /** Return an id that no other element of the page has. */

@@ -56,6 +56,9 @@ export function timeText(ms, { zone = pref("zone"), precise = false, clock = fal
   return `${clock ? "" : `${date} `}${hours}${zone === "utc" ? "Z" : ""}`
 }
 
+/** Return a moment in the form of an input of the type datetime-local, in the user's zone or UTC. */
+export const localText = (ms, zone) => timeText(ms, { zone }).replace(" ", "T").replace("Z", "")
+
 /** A number in digits of one width. */
 export const Num = ({ value, title }) => html`<span class="num" title=${title}>${numText(value)}</span>`
 /** A size in bytes; the exact count is its title. */
@@ -64,8 +67,6 @@ export const Bytes = ({ value }) =>
 /** A rate per second; `bytes` makes it bytes per second. */
 export const Rate = ({ value, bytes = false }) =>
   html`<span class="num">${isNumber(value) ? `${bytes ? bytesText(value) : numText(value)}/s` : NONE}</span>`
-/** A share of 1 in percent. */
-export const Percent = ({ value }) => html`<span class="num">${isNumber(value) ? `${short.format(value * 100)} %` : NONE}</span>`
 /** A duration in ms. */
 export const Duration = ({ ms }) => html`<span class="num">${durationText(ms)}</span>`
 

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "../vendor/preact-htm.js"
 
 const PLACE = "babelbus.console"
-const DEFAULTS = { theme: "auto", zone: "local", charts: "lines", nav: "open" }
+const DEFAULTS = { theme: "auto", zone: "local", charts: "lines" }
 const changed = new EventTarget()
 let prefs = read()
 

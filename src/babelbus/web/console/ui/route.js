@@ -44,9 +44,6 @@ export function link(pattern, values = {}) {
   return `#${path}${text ? (path.includes("?") ? "&" : "?") + text : ""}`
 }
 
-/** The address of a page, as `link`. */
-export const href = link
-
 /** Open a page; `replace` leaves no entry in the history. */
 export function go(pattern, values = {}, { replace = false } = {}) {
   const address = pattern.startsWith("#") ? pattern : link(pattern, values)

@@ -1,10 +1,8 @@
 // Tables of data: sorted here or by the server, paged, selected.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js"
-import { Busy, Button, Icon } from "./basics.js"
+import { Busy, Button, Icon, words } from "./basics.js"
 import { numText } from "./format.js"
-
-const words = (...names) => names.filter(Boolean).join(" ")
 
 function compare(one, other) {
   const [isNone, otherIsNone] = [one === undefined || one === null, other === undefined || other === null]

@@ -1,9 +1,9 @@
 // Dialogs of the page: publish a record, copy records to a topic, export them to a file.
 
 import { html, useEffect, useRef, useState } from "../../vendor/preact-htm.js"
-import { ApiError, get, path, post } from "../../api.js"
+import { ApiError, get, lines, path, post } from "../../api.js"
 import { Bytes, Dialog, Field, Form, Notice, Num, toast } from "../../ui.js"
-import { download, postLines } from "./transfer.js"
+import { download } from "./transfer.js"
 
 const EXPORT_COUNT = 10_000
 const SERVER_HEADERS = new Set(["ce_source", "ce_subject"])
@@ -79,10 +79,11 @@ export function CopyDialog({ topic, partitions, record, query, onClose }) {
     }
     control.current = new AbortController()
     let last = null
-    await postLines(path`/api/topics/${topic}/copy`, body, (next) => {
+    const take = (next) => {
       last = next
       setLine(next)
-    }, control.current.signal)
+    }
+    await lines(path`/api/topics/${topic}/copy`, {}, take, control.current.signal, { method: "POST", body })
     if (!last?.done) throw new ApiError(0, last?.error ?? "The copy broke off.")
     toast(`${last.copied} ${last.copied === 1 ? "record was" : "records were"} copied to ${body.to}.`)
     onClose()
