@@ -130,7 +130,8 @@ function useKeys(showKeys) {
 }
 
 function Keys({ onClose }) {
-  return html`<${Dialog} title="Keys" onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Close</${Button}>`}>
+  return html`<${Dialog} title="Keys"
+    onClose=${onClose} actions=${html`<${Button} onClick=${onClose}>Close</${Button}>`}>
     <table class="keys"><caption class="hidden">Keys and what they do</caption><tbody>
       ${KEYS.map(([key, text]) => html`<tr key=${key}><th scope="row"><kbd>${key}</kbd></th><td>${text}</td></tr>`)}
       ${PAGES.filter((one) => one.key).map((one) => html`<tr key=${one.name}><th scope="row"><kbd>g ${one.key}</kbd></th><td>${one.title}</td></tr>`)}
@@ -176,7 +177,8 @@ function Navigation({ current, session, open, onClose, onLogout, showKeys }) {
 function Guarded({ Page, params, query }) {
   const [error, reset] = useErrorBoundary((failure) => console.error(failure))
   if (!error) return html`<${Page} params=${params} query=${query} />`
-  return html`<${Notice} kind="error" title="The page failed." actions=${html`<${Button} small onClick=${reset}>Try again</${Button}>`}>
+  return html`<${Notice} kind="error" title="The page failed."
+    actions=${html`<${Button} small onClick=${reset}>Try again</${Button}>`}>
     ${messageOf(error)}</${Notice}>`
 }
 
@@ -208,7 +210,8 @@ function Outlet({ found, query, path }) {
   }
   if (state.name !== name) return html`<${Busy} />`
   if (state.error) {
-    return html`<${Notice} kind="error" title="The page could not be loaded." actions=${html`<${Button} small onClick=${fetchPage}>Try again</${Button}>`}>
+    return html`<${Notice} kind="error" title="The page could not be loaded."
+      actions=${html`<${Button} small onClick=${fetchPage}>Try again</${Button}>`}>
       ${messageOf(state.error)}</${Notice}>`
   }
   return html`<${Guarded} key=${`${name} ${JSON.stringify(found.params)}`} Page=${state.Page} params=${found.params} query=${query} />`

@@ -4,7 +4,9 @@ export { Bytes, Duration, Num, Rate, Time, bytesText, durationText, localText, n
 export { go, link, useQuery } from "./ui/route.js"
 export { usePref, setPref, pref } from "./ui/prefs.js"
 export { may, useMay, usePoll, useSession } from "./ui/hooks.js"
-export { Badge, Button, Empty, Busy, Failure, Heading, Icon, Loaded, Notice, Panel, Stat, Tabs, Search, copyText, toast } from "./ui/basics.js"
+export {
+  Badge, Button, Empty, Busy, Failure, Heading, Icon, Loaded, Notice, Panel, Stat, Tabs, Search, copyText, toast,
+} from "./ui/basics.js"
 export { Confirm, Dialog } from "./ui/dialogs.js"
 export { Field, Form } from "./ui/forms.js"
 export { Pager, Table } from "./ui/table.js"

@@ -5,7 +5,9 @@ import { del, get, patch, path, post } from "../api.js"
 import {
   Badge, Button, Bytes, Confirm, Dialog, Empty, Field, Form, Heading, Loaded, Notice, Num, Panel, Table, Time, go, link, toast, usePoll, useSession,
 } from "../ui.js"
-import { ACTIONS, Effect, Expiry, KINDS, Origin, QUOTAS, TABLE, WishFields, namesOf, rowText, showSecrets, wishOf } from "./access-parts.js"
+import {
+  ACTIONS, Effect, Expiry, KINDS, Origin, QUOTAS, TABLE, WishFields, namesOf, rowText, showSecrets, wishOf,
+} from "./access-parts.js"
 import { Explain } from "./access-explain.js"
 
 const UNCOUNTED = ["connections", "requests"]
@@ -76,11 +78,13 @@ function Credentials({ principal, canChange, isOwn, reload }) {
     toast("The credential is removed.")
     reload()
   }
-  return html`<${Panel} title="Credentials" actions=${canChange && html`<${Button} small icon="add" onClick=${() => setIssuing(true)}>Issue</${Button}>`}>
+  return html`<${Panel} title="Credentials"
+    actions=${canChange && html`<${Button} small icon="add" onClick=${() => setIssuing(true)}>Issue</${Button}>`}>
     <${Table} caption="Credentials" rows=${principal.credentials} rowKey="id" columns=${[
       { name: "kind", title: "Kind", sort: true, render: (one) => KINDS[one.kind]?.title ?? one.kind },
       { name: "id", title: "Id", grow: true, render: (one) => html`<span class="mono">${one.id}</span>` },
-      { name: "created", title: "Made", wide: true, render: (one) => (one.created ? html`<${Time} ms=${one.created} />` : "–") },
+      { name: "created", title: "Made", wide: true,
+        render: (one) => (one.created ? html`<${Time} ms=${one.created} />` : "–") },
       { name: "expires", title: "Expires", sort: true, render: (one) => html`<${Expiry} ms=${one.expires} />` },
       { name: "do", title: html`<span class="hidden">Actions</span>`, render: (one) => canChange && html`<${Button} small kind="danger" aria-label=${`Remove the credential ${one.id}`} onClick=${() => setRemoved(one)}>Remove</${Button}>` },
     ]} empty=${html`<${Empty} title="There is no credential.">Nobody can be this principal until it has one.</${Empty}>`} />
@@ -120,8 +124,10 @@ export function Rows({ rows, canChange, reload, caption = "Rows", empty, ...rest
       { name: "who", title: "Who", sort: true, render: (one) => html`<bdi>${one.who}</bdi>` },
       { name: "effect", title: "Effect", sort: true, render: (one) => html`<${Effect} effect=${one.effect} />` },
       { name: "action", title: "Action", sort: true, nowrap: true },
-      { name: "pattern", title: "Subjects", sort: true, grow: true, render: (one) => html`<bdi><code>${one.pattern}</code></bdi>` },
-      { name: "origin", title: "From", sort: true, wide: true, render: (one) => html`<${Origin} origin=${one.origin} />` },
+      { name: "pattern", title: "Subjects", sort: true, grow: true,
+        render: (one) => html`<bdi><code>${one.pattern}</code></bdi>` },
+      { name: "origin", title: "From", sort: true, wide: true,
+        render: (one) => html`<${Origin} origin=${one.origin} />` },
       { name: "do", title: html`<span class="hidden">Actions</span>`, render: (one) => canChange && one.origin === TABLE
         && html`<${Button} small kind="danger" aria-label=${`Remove ${rowText(one)}`} onClick=${() => setRemoved(one)}>Remove</${Button}>` },
     ]} empty=${empty} />
@@ -135,8 +141,10 @@ function Used({ principal }) {
     ${!principal.quotas_counted && html`<p class="muted">Nobody has a quota: connections and requests are not counted.</p>`}
     <${Table} caption="Quotas" rowKey="name" rows=${QUOTAS.map(([name, title]) => ({ name, title }))} columns=${[
       { name: "title", title: "What" },
-      { name: "used", title: "Used now", right: true, render: ({ name }) => (name.includes("bytes") || (!principal.quotas_counted && UNCOUNTED.includes(name)) ? "–" : html`<${Num} value=${principal.used?.[name] ?? 0} />`) },
-      { name: "limit", title: "Limit", right: true, render: ({ name }) => (quotas[name] === undefined || quotas[name] === null ? html`<span class="muted">none</span>` : name.includes("bytes") ? html`<${Bytes} value=${quotas[name]} />/s` : html`<${Num} value=${quotas[name]} />`) },
+      { name: "used", title: "Used now", right: true,
+        render: ({ name }) => (name.includes("bytes") || (!principal.quotas_counted && UNCOUNTED.includes(name)) ? "–" : html`<${Num} value=${principal.used?.[name] ?? 0} />`) },
+      { name: "limit", title: "Limit", right: true,
+        render: ({ name }) => (quotas[name] === undefined || quotas[name] === null ? html`<span class="muted">none</span>` : name.includes("bytes") ? html`<${Bytes} value=${quotas[name]} />/s` : html`<${Num} value=${quotas[name]} />`) },
     ]} /></${Panel}>`
 }
 
@@ -154,7 +162,8 @@ export function PrincipalPage({ name, canChange }) {
   }
   const { data } = poll
   const canAlter = canChange && data?.origin === TABLE
-  return html`<${Heading} title=${name} crumbs=${[["Access", link("/access")]]} badge=${data && html`<${Origin} origin=${data.origin} />`} actions=${canAlter && html`
+  return html`<${Heading} title=${name} crumbs=${[["Access", link("/access")]]}
+    badge=${data && html`<${Origin} origin=${data.origin} />`} actions=${canAlter && html`
       <${Button} icon="edit" onClick=${() => setDialog("alter")}>Change</${Button}>
       <${Button} kind="danger" icon="remove" onClick=${() => setDialog("remove")}>Remove</${Button}>`} />
     <${Loaded} poll=${poll} what="The principal">${(principal) => html`

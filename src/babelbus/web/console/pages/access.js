@@ -20,13 +20,17 @@ function Principals({ principals, counted, search, setSearch }) {
   return html`<div class="toolbar"><${Search} label="Search principals" value=${search} onSearch=${setSearch} />
       <span class="muted" role="status">${numText(shown.length)} of ${numText(principals.length)}</span></div>
     <${Table} caption="Principals" rows=${shown.slice(0, ROWS_SHOWN)} rowKey="name" first=${{ name: "name" }} columns=${[
-      { name: "name", title: "Name", sort: true, grow: true, render: (one) => html`<a href=${link("/access/:name", { name: one.name })}><bdi>${one.name}</bdi></a>` },
-      { name: "roles", title: "Roles", sort: true, value: (one) => one.roles.join(), render: (one) => (one.roles.length ? one.roles.map((role) => html`<${Badge} key=${role}>${role}</${Badge}>`) : "–") },
-      { name: "root", title: "Root", sort: true, wide: true, render: (one) => (one.root ? html`<code>${one.root}</code>` : "–") },
+      { name: "name", title: "Name", sort: true, grow: true,
+        render: (one) => html`<a href=${link("/access/:name", { name: one.name })}><bdi>${one.name}</bdi></a>` },
+      { name: "roles", title: "Roles", sort: true, value: (one) => one.roles.join(),
+        render: (one) => (one.roles.length ? one.roles.map((role) => html`<${Badge} key=${role}>${role}</${Badge}>`) : "–") },
+      { name: "root", title: "Root", sort: true, wide: true,
+        render: (one) => (one.root ? html`<code>${one.root}</code>` : "–") },
       { name: "credentials", title: "Credentials", sort: true, wide: true, value: (one) => one.credentials.length, render: (one) => (one.credentials.length
         ? [...new Set(one.credentials.map((credential) => credential.kind))].map((kind) => html`<${Badge} key=${kind}>${KINDS[kind]?.title ?? kind}</${Badge}>`) : html`<span class="muted">none</span>`) },
       ...(counted ? [{ name: "connections", title: "Connections", right: true, sort: true, value: connections, render: (one) => html`<${Num} value=${connections(one)} />` }] : []),
-      { name: "origin", title: "From", sort: true, wide: true, render: (one) => html`<${Origin} origin=${one.origin} />` },
+      { name: "origin", title: "From", sort: true, wide: true,
+        render: (one) => html`<${Origin} origin=${one.origin} />` },
     ]} empty=${search ? `No principal contains ${search}.` : html`<${Empty} title="There is no principal.">A principal is a user, a service or a tenant that proves who it is.</${Empty}>`} />
     ${shown.length > ROWS_SHOWN && html`<p class="muted">The first ${numText(ROWS_SHOWN)} are shown: search for others.</p>`}`
 }

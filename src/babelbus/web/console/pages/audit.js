@@ -2,7 +2,10 @@
 
 import { html, useEffect, useState } from "../vendor/preact-htm.js"
 import { get } from "../api.js"
-import { Badge, Button, Dialog, Empty, Field, Heading, Loaded, Num, Search, Table, Time, go, link, localText, numText, timeText, usePoll, usePref, useQuery } from "../ui.js"
+import {
+  Badge, Button, Dialog, Empty, Field, Heading, Loaded, Num, Search, Table, Time, go, link, localText, numText,
+  timeText, usePoll, usePref, useQuery,
+} from "../ui.js"
 import { RowLine } from "./access-parts.js"
 import { Source, momentOf } from "./state-values.js"
 
@@ -105,8 +108,10 @@ function Page() {
         { name: "principal", title: "Principal", wide: true, render: (one) => html`<bdi>${one.principal}</bdi>` },
         { name: "source", title: "Source", wide: true, render: (one) => html`<${Source} source=${one.source} />` },
         { name: "action", title: "Action", wide: true, nowrap: true, render: (one) => doneBy(one) || "–" },
-        { name: "subject", title: "Subject", grow: true, render: (one) => (one.reason && !one.subject ? one.reason : subjectOf(one)) },
-        { name: "count", title: "Count", right: true, wide: true, render: (one) => html`<${Num} value=${one.count ?? 1} />` },
+        { name: "subject", title: "Subject", grow: true,
+          render: (one) => (one.reason && !one.subject ? one.reason : subjectOf(one)) },
+        { name: "count", title: "Count", right: true, wide: true,
+          render: (one) => html`<${Num} value=${one.count ?? 1} />` },
         { name: "do", title: html`<span class="hidden">Actions</span>`, render: (one) => html`<${Button} small onClick=${() => open(one)} aria-label=${`Open record ${one.offset}`}>Open</${Button}>` },
       ]} empty=${html`<${Empty} title=${isFiltered ? "No record fits the filters." : "The audit is empty."}>${next !== null && looked_ms ? `Records back to ${timeText(looked_ms)} were looked at.`
         : isFiltered ? "" : "While the gate is off only changes of the table are recorded."}</${Empty}>`} />

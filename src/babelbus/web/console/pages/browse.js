@@ -27,10 +27,13 @@ function Topics() {
     <div class="toolbar"><${Search} label="Search topics" value=${query.search} onSearch=${(search) => setQuery({ search })} /></div>
     <${Loaded} poll=${poll} what="The list of topics">${({ topics, total = topics.length }) => html`
       <${Table} caption="Topics" rows=${topics} rowKey="name" empty=${query.search ? "No topic has this text in its name." : "There is no topic yet."} columns=${[
-        { name: "name", title: "Topic", render: (one) => html`<a href=${link("/browse/:topic", { topic: one.name })}>${one.name}</a>` },
+        { name: "name", title: "Topic",
+          render: (one) => html`<a href=${link("/browse/:topic", { topic: one.name })}>${one.name}</a>` },
         { name: "records", title: "Records", right: true, render: (one) => html`<${Num} value=${countOf(one)} />` },
-        { name: "partitions", title: "Partitions", right: true, wide: true, render: (one) => html`<${Num} value=${one.partitions.length} />` },
-        { name: "bytes", title: "Size", right: true, wide: true, render: (one) => html`<${Bytes} value=${one.partitions.reduce((all, part) => all + part.bytes, 0)} />` },
+        { name: "partitions", title: "Partitions", right: true, wide: true,
+          render: (one) => html`<${Num} value=${one.partitions.length} />` },
+        { name: "bytes", title: "Size", right: true, wide: true,
+          render: (one) => html`<${Bytes} value=${one.partitions.reduce((all, part) => all + part.bytes, 0)} />` },
       ]} />
       ${total > topics.length && html`<p class="muted">These are ${topics.length} of ${total} topics. Search for the others.</p>`}`}</${Loaded}>`
 }
@@ -42,12 +45,17 @@ function columnsOf(open, hasPartitions) {
     { name: "offset", title: hasPartitions ? "Place" : "Offset", right: true, render: (one) => html`<button type="button"
       class="linklike num" aria-label="Open the record at offset ${one.offset} of partition ${one.partition}" onClick=${() => open(one)}>
       ${hasPartitions ? placeOf(one) : one.offset}</button>` },
-    { name: "time_ms", title: "Time", nowrap: true, wide: true, render: (one) => html`<${Time} ms=${one.time_ms} precise />` },
-    { name: "key", title: "Key", nowrap: true, render: (one) => html`<span class="mono" title=${keyText(one)}>${short(keyText(one))}</span>` },
-    { name: "subject", title: "Subject", wide: true, nowrap: true, render: (one) => html`<span title=${one.subject}>${short(one.subject)}</span>` },
-    { name: "origin", title: "From", wide: true, nowrap: true, render: (one) => html`<span title=${one.origin.source}>${short(originText(one.origin))}</span>` },
+    { name: "time_ms", title: "Time", nowrap: true, wide: true,
+      render: (one) => html`<${Time} ms=${one.time_ms} precise />` },
+    { name: "key", title: "Key", nowrap: true,
+      render: (one) => html`<span class="mono" title=${keyText(one)}>${short(keyText(one))}</span>` },
+    { name: "subject", title: "Subject", wide: true, nowrap: true,
+      render: (one) => html`<span title=${one.subject}>${short(one.subject)}</span>` },
+    { name: "origin", title: "From", wide: true, nowrap: true,
+      render: (one) => html`<span title=${one.origin.source}>${short(originText(one.origin))}</span>` },
     { name: "payload", title: "Payload", grow: true, render: (one) => html`<${Preview} record=${one} />` },
-    { name: "payload_bytes", title: "Size", right: true, wide: true, render: (one) => html`<${Bytes} value=${one.payload_bytes} />` },
+    { name: "payload_bytes", title: "Size", right: true, wide: true,
+      render: (one) => html`<${Bytes} value=${one.payload_bytes} />` },
   ]
 }
 

@@ -67,14 +67,21 @@ function Page() {
   const columns = [
     { name: "principal", title: "Principal", sort: true, render: (one) => html`<button type="button" class="linklike" onClick=${() => setOpen(one)}>
       ${one.principal ?? "nobody"}</button>` },
-    { name: "protocol", title: "Protocol", sort: true, nowrap: true, render: (one) => html`${one.protocol}${one.encrypted && html` <${Badge} kind="good">encrypted</${Badge}>`}` },
+    { name: "protocol", title: "Protocol", sort: true, nowrap: true,
+      render: (one) => html`${one.protocol}${one.encrypted && html` <${Badge} kind="good">encrypted</${Badge}>`}` },
     { name: "address", title: "Address", sort: true, wide: true },
-    { name: "since_ms", title: "Open for", sort: true, right: true, wide: true, render: (one) => html`<span title=${new Date(one.since_ms).toISOString()}><${Duration} ms=${Math.max(Date.now() - one.since_ms, 0)} /></span>` },
-    { name: "receiving", title: "Receives", sort: true, right: true, wide: true, render: (one) => html`<${Rate} value=${one.receiving} bytes />` },
-    { name: "sending", title: "Sends", sort: true, right: true, wide: true, render: (one) => html`<${Rate} value=${one.sending} bytes />` },
-    { name: "queue_bytes", title: "Waits", sort: true, right: true, render: (one) => html`<${Bytes} value=${one.queue_bytes} />` },
-    { name: "subscription_count", title: "Subscriptions", sort: true, render: (one) => html`<${Subscriptions} connection=${one} onOpen=${() => setOpen(one)} />` },
-    { name: "close", title: "", wide: true, render: (one) => mayClose && html`<${Button} small kind="danger" aria-label="Close ${one.id}" onClick=${() => setClosing(one)}>Close</${Button}>` },
+    { name: "since_ms", title: "Open for", sort: true, right: true, wide: true,
+      render: (one) => html`<span title=${new Date(one.since_ms).toISOString()}><${Duration} ms=${Math.max(Date.now() - one.since_ms, 0)} /></span>` },
+    { name: "receiving", title: "Receives", sort: true, right: true, wide: true,
+      render: (one) => html`<${Rate} value=${one.receiving} bytes />` },
+    { name: "sending", title: "Sends", sort: true, right: true, wide: true,
+      render: (one) => html`<${Rate} value=${one.sending} bytes />` },
+    { name: "queue_bytes", title: "Waits", sort: true, right: true,
+      render: (one) => html`<${Bytes} value=${one.queue_bytes} />` },
+    { name: "subscription_count", title: "Subscriptions", sort: true,
+      render: (one) => html`<${Subscriptions} connection=${one} onOpen=${() => setOpen(one)} />` },
+    { name: "close", title: "", wide: true,
+      render: (one) => mayClose && html`<${Button} small kind="danger" aria-label="Close ${one.id}" onClick=${() => setClosing(one)}>Close</${Button}>` },
   ]
   return html`<${Heading} title="Connections">The client is nobody while it has not proved who it is. Rates are those of the server.</${Heading}>
     <${Loaded} poll=${poll} what="The list of connections">${({ connections, total, protocols }) => html`

@@ -27,7 +27,8 @@ const COLUMNS = [
   { name: "topic", title: "Topic", sort: true, render: (one) => html`<a href=${pageOf(one.topic)}>${one.topic}</a>` },
   { name: "waiting", title: "Not replayed", right: true, sort: true },
   { name: "letters", title: "Letters", right: true, sort: true },
-  { name: "senders", title: "From groups", grow: true, wide: true, render: (one) => html`<${Senders} senders=${one.senders} />` },
+  { name: "senders", title: "From groups", grow: true, wide: true,
+    render: (one) => html`<${Senders} senders=${one.senders} />` },
 ]
 
 function List() {
@@ -58,13 +59,15 @@ const publisher = ({ origin }) => (origin.protocol ? `${origin.protocol} ${origi
 
 function columns(show) {
   return [
-    { name: "offset", title: "Letter", nowrap: true, render: (one) => html`<button type="button" class="linklike num" onClick=${() => show(one)}
+    { name: "offset", title: "Letter", nowrap: true,
+      render: (one) => html`<button type="button" class="linklike num" onClick=${() => show(one)}
       aria-label="Show letter ${keyOf(one)}">${keyOf(one)}</button>${one.replayed && html`<br /><${Badge} kind="good">replayed</${Badge}>`}` },
     { name: "reason", title: "Reason", grow: true, render: ({ origin }) => origin && html`<span class="reason">${origin.reason.slice(0, 300)}</span>
       <br /><small class="muted">${origin.attempts === 1 ? "1 delivery" : `${origin.attempts} deliveries`}, <${Time} ms=${origin.time_ms} ago /></small>` },
     { name: "origin", title: "Came from", render: ({ origin }) => html`<${Origin} origin=${origin} />` },
     { name: "publisher", title: "Published by", wide: true, render: ({ record }) => publisher(record) || "–" },
-    { name: "payload", title: "Payload", wide: true, grow: true, render: ({ record }) => html`${preview(record.payload, record.payload_b64, record.deleted)}
+    { name: "payload", title: "Payload", wide: true, grow: true,
+      render: ({ record }) => html`${preview(record.payload, record.payload_b64, record.deleted)}
       ${record.clipped && html` <small class="muted">… <${Bytes} value=${record.payload_bytes} /></small>`}` },
   ]
 }
@@ -133,7 +136,8 @@ function Replay({ topic, body, total, onClose }) {
     ${done?.failed === 0 && html`<${Notice} kind="good">Every group on the topics of origin gets the records again, behind all newer ones.</${Notice}>`}
     ${done?.failures.length > 0 && html`<h3>Letters that could not be replayed</h3>
       <${Table} caption="Letters that could not be replayed" rows=${done.failures} rowKey=${(one) => `${one.partition}:${one.offset}`} columns=${[
-        { name: "place", title: "Letter", nowrap: true, render: (one) => `${one.partition}:${one.offset}` }, { name: "reason", title: "Why" }]} />`}
+        { name: "place", title: "Letter", nowrap: true,
+          render: (one) => `${one.partition}:${one.offset}` }, { name: "reason", title: "Why" }]} />`}
   </${Dialog}>`
 }
 

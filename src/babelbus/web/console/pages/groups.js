@@ -80,13 +80,17 @@ const Causes = ({ group }) => html`<${Badges} group=${group} />
 const COLUMNS = [
   { name: "name", title: "Group", sort: true, nowrap: true, render: (group) => html`<a href=${pageOf(group)}>${group.name}</a>
       <div class="narrow-only"><small class="muted">on ${group.topic}</small><br /><${Badges} group=${group} /></div>` },
-  { name: "topic", title: "Topic", sort: true, nowrap: true, wide: true, render: (group) => html`<a href=${link("/topics/:topic", { topic: group.topic })}>${group.topic}</a>` },
+  { name: "topic", title: "Topic", sort: true, nowrap: true, wide: true,
+    render: (group) => html`<a href=${link("/topics/:topic", { topic: group.topic })}>${group.topic}</a>` },
   { name: "lag", title: "Lag", right: true, sort: true },
   { name: "in_flight", title: "In flight", right: true, sort: true },
   { name: "members", title: "Members", sort: true, wide: true, render: (group) => html`<${Members} group=${group} />` },
-  { name: "attempts", title: "Deliveries", right: true, wide: true, render: (group) => html`<${Num} value=${group.attempts || null} title="The most deliveries of a record that failed" />` },
-  { name: "next", title: "Next redelivery", wide: true, nowrap: true, render: (group) => html`<${Time} ms=${group.next_redelivery_ms} ago />` },
-  { name: "obstacles", title: "Why records wait", grow: true, wide: true, render: (group) => html`<${Causes} group=${group} />` },
+  { name: "attempts", title: "Deliveries", right: true, wide: true,
+    render: (group) => html`<${Num} value=${group.attempts || null} title="The most deliveries of a record that failed" />` },
+  { name: "next", title: "Next redelivery", wide: true, nowrap: true,
+    render: (group) => html`<${Time} ms=${group.next_redelivery_ms} ago />` },
+  { name: "obstacles", title: "Why records wait", grow: true, wide: true,
+    render: (group) => html`<${Causes} group=${group} />` },
 ]
 
 function List() {
@@ -96,7 +100,8 @@ function List() {
   const offset = Number(query.offset) || 0
   const poll = usePoll((signal) => get("/api/groups", { search, sort, descending, offset, count: COUNT }, { signal }), SECONDS,
     [search, sort, descending, offset])
-  return html`<${Heading} title="Consumer groups" actions=${html`<${Button} kind="primary" icon="add" onClick=${() => setCreating(true)}>Create a group</${Button}>`}>
+  return html`<${Heading} title="Consumer groups"
+    actions=${html`<${Button} kind="primary" icon="add" onClick=${() => setCreating(true)}>Create a group</${Button}>`}>
       The members of a group share the records of a topic. The lag is what is still to be done.</${Heading}>
     <div class="toolbar"><${Search} label="Search groups and topics" value=${search} onSearch=${(text) => setQuery({ search: text, offset: null })} /></div>
     <${Loaded} poll=${poll} what="The list of groups">${({ groups, total }) => total === 0 && !search
@@ -154,7 +159,8 @@ function Lag({ group }) {
 function Partitions({ group }) {
   return html`<${Panel} title="Partitions"><${Table} caption="Partitions" rows=${group.lanes} rowKey="partition" columns=${[
     { name: "partition", title: "Partition", sort: true },
-    { name: "committed", title: "Done below", right: true, render: (lane) => html`<a class="num" href=${recordOf(group.topic, lane.partition, lane.committed)}>${numText(lane.committed)}</a>` },
+    { name: "committed", title: "Done below", right: true,
+      render: (lane) => html`<a class="num" href=${recordOf(group.topic, lane.partition, lane.committed)}>${numText(lane.committed)}</a>` },
     { name: "position", title: "Next", right: true, wide: true },
     { name: "end", title: "End", right: true },
     { name: "lag", title: "Lag", right: true, sort: true },
@@ -169,15 +175,19 @@ function Joined({ group }) {
     ${rows.length === 0
       ? html`<p class="muted">Nobody has joined the group.</p>`
       : html`<${Table} caption="Members" rows=${rows} rowKey="number" columns=${[
-        { name: "principal", title: "Principal", sort: true, grow: true, render: (member) => member.principal ?? html`<span class="muted">not told</span>` },
+        { name: "principal", title: "Principal", sort: true, grow: true,
+          render: (member) => member.principal ?? html`<span class="muted">not told</span>` },
         { name: "protocol", title: "Protocol", sort: true, wide: true },
         { name: "address", title: "Address", wide: true, render: (member) => member.address || "–" },
-        { name: "since_ms", title: "Joined", wide: true, nowrap: true, sort: true, render: (member) => html`<${Time} ms=${member.since_ms} ago />` },
-        { name: "in_flight", title: "In flight", right: true, sort: true, render: (member) => html`<${Num} value=${member.in_flight} />${member.window !== null && html`<small class="muted"> of ${numText(member.window)}</small>`}` },
+        { name: "since_ms", title: "Joined", wide: true, nowrap: true, sort: true,
+          render: (member) => html`<${Time} ms=${member.since_ms} ago />` },
+        { name: "in_flight", title: "In flight", right: true, sort: true,
+          render: (member) => html`<${Num} value=${member.in_flight} />${member.window !== null && html`<small class="muted"> of ${numText(member.window)}</small>`}` },
         { name: "capacity", title: "Takes", right: true, render: (member) => member.full
           ? html`<${Badge} kind="warning">${FULL[member.full]}</${Badge}>`
           : member.capacity === null ? "no limit" : html`<${Num} value=${member.capacity} />` },
-        { name: "oldest_ms", title: "Oldest without ack", wide: true, nowrap: true, render: (member) => html`<${Time} ms=${member.oldest_ms} ago />` },
+        { name: "oldest_ms", title: "Oldest without ack", wide: true, nowrap: true,
+          render: (member) => html`<${Time} ms=${member.oldest_ms} ago />` },
       ]} />
       ${more > 0 && html`<p class="muted">${count(more, "more member")} not shown.</p>`}
       ${!group.may_manage && html`<p class="muted">Names and addresses of members are for those who may manage the group.</p>`}`}
@@ -192,12 +202,15 @@ function Oldest({ group }) {
     ${group.oldest.length === 0
       ? html`<p class="muted">No record is with a member or waits for its next delivery.</p>`
       : html`<${Table} caption="Oldest records in flight" rows=${rows} rowKey=${(one) => `${one.partition}:${one.offset}`} columns=${[
-        { name: "offset", title: "Record", nowrap: true, render: (one) => html`<a class="num" href=${recordOf(group.topic, one.partition, one.offset)}>${one.partition}:${one.offset}</a>` },
+        { name: "offset", title: "Record", nowrap: true,
+          render: (one) => html`<a class="num" href=${recordOf(group.topic, one.partition, one.offset)}>${one.partition}:${one.offset}</a>` },
         { name: "where", title: "Where it is", grow: true, render: (one) => html`${WHERE[one.where] ?? one.where}
           ${one.behind !== null && html` behind <a class="num" href=${recordOf(group.topic, one.partition, one.behind)}>${one.partition}:${one.behind}</a>, of the same key`}
           ${one.member !== null && group.joined[one.member] && html` <small class="muted">${memberText(group.joined[one.member])}</small>`}` },
-        { name: "attempts", title: "Deliveries", right: true, render: (one) => html`<${Num} value=${one.attempts || null} />${one.attempts > 0 && group.settings.attempts_max !== null && html`<small class="muted"> of ${group.settings.attempts_max}</small>`}` },
-        { name: "since_ms", title: "Delivered", wide: true, nowrap: true, render: (one) => html`<${Time} ms=${one.since_ms} ago />` },
+        { name: "attempts", title: "Deliveries", right: true,
+          render: (one) => html`<${Num} value=${one.attempts || null} />${one.attempts > 0 && group.settings.attempts_max !== null && html`<small class="muted"> of ${group.settings.attempts_max}</small>`}` },
+        { name: "since_ms", title: "Delivered", wide: true, nowrap: true,
+          render: (one) => html`<${Time} ms=${one.since_ms} ago />` },
         { name: "again_ms", title: "Again", nowrap: true, render: (one) => html`<${Time} ms=${one.again_ms} ago />` },
       ]} />
       ${group.in_flight > rows.length && html`<p class="muted">${count(group.in_flight - rows.length, "newer record")} in flight, too.

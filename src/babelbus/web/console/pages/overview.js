@@ -108,10 +108,14 @@ function Protocols({ status, before }) {
     <${Table} caption="Protocols" rows=${status.protocols} rowKey="protocol" columns=${[
       { name: "protocol", title: "Protocol", nowrap: true },
       { name: "connections", title: "Connections", right: true },
-      { name: "published", title: "Published", right: true, render: (one) => html`<${Rate} value=${of(one.protocol, "published")} />` },
-      { name: "fetched", title: "Fetched", right: true, wide: true, render: (one) => html`<${Rate} value=${of(one.protocol, "fetched")} />` },
-      { name: "live", title: "Live", right: true, wide: true, render: (one) => html`<${Rate} value=${of(one.protocol, "live_delivered")} />` },
-      { name: "waiting_bytes", title: "Waits", right: true, render: (one) => html`<${Bytes} value=${one.waiting_bytes} />` },
+      { name: "published", title: "Published", right: true,
+        render: (one) => html`<${Rate} value=${of(one.protocol, "published")} />` },
+      { name: "fetched", title: "Fetched", right: true, wide: true,
+        render: (one) => html`<${Rate} value=${of(one.protocol, "fetched")} />` },
+      { name: "live", title: "Live", right: true, wide: true,
+        render: (one) => html`<${Rate} value=${of(one.protocol, "live_delivered")} />` },
+      { name: "waiting_bytes", title: "Waits", right: true,
+        render: (one) => html`<${Bytes} value=${one.waiting_bytes} />` },
     ]} /></${Panel}>`
 }
 

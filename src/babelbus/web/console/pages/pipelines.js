@@ -145,7 +145,8 @@ function topicOf(node) {
 const Nodes = ({ nodes }) => html`<${Table} caption="Sources, steps and sinks" rows=${nodes} columns=${[
   { name: "name", title: "Name" },
   { name: "kind", title: "Kind" },
-  { name: "about", title: "About", grow: true, render: (node) => topicOf(node) ? html`<a href=${link("/topics/:topic", { topic: topicOf(node) })}>${node.about}</a>` : node.about || "–" },
+  { name: "about", title: "About", grow: true,
+    render: (node) => topicOf(node) ? html`<a href=${link("/topics/:topic", { topic: topicOf(node) })}>${node.about}</a>` : node.about || "–" },
   { name: "inputs", title: "Fed by", render: (node) => node.inputs.join(", ") || "–" },
 ]} />`
 
@@ -166,15 +167,22 @@ function Graph({ pipeline }) {
 // -- figures ---------------------------------------------------------------------------------------------------------
 
 const COLUMNS = [
-  { name: "name", title: "Sink", render: (sink) => html`${sink.name} <${Badge} kind=${STATUS[sink.status]}>${WORDS[sink.status]}</${Badge}>` },
-  { name: "rows_in", title: "Rows in", right: true, render: (sink) => html`<${Num} value=${sink.rows_in} /><br /><small class="muted"><${Rate} value=${sink.rows_in_per_second} /></small>` },
-  { name: "rows_out", title: "Rows out", right: true, render: (sink) => html`<${Num} value=${sink.rows_out} /><br /><small class="muted"><${Rate} value=${sink.rows_out_per_second} /></small>` },
+  { name: "name", title: "Sink",
+    render: (sink) => html`${sink.name} <${Badge} kind=${STATUS[sink.status]}>${WORDS[sink.status]}</${Badge}>` },
+  { name: "rows_in", title: "Rows in", right: true,
+    render: (sink) => html`<${Num} value=${sink.rows_in} /><br /><small class="muted"><${Rate} value=${sink.rows_in_per_second} /></small>` },
+  { name: "rows_out", title: "Rows out", right: true,
+    render: (sink) => html`<${Num} value=${sink.rows_out} /><br /><small class="muted"><${Rate} value=${sink.rows_out_per_second} /></small>` },
   { name: "lag_records", title: "Lag", right: true },
-  { name: "batches", title: "Batches", right: true, wide: true, render: (sink) => html`<${Num} value=${sink.batches} />${sink.batches > 0 && html`<br /><small class="muted"><${Duration} ms=${sink.batch_seconds / sink.batches * 1000} /> each</small>`}` },
-  { name: "state", title: "State", right: true, wide: true, render: (sink) => html`<${Num} value=${sink.state_rows} /><br /><small class="muted"><${Bytes} value=${sink.state_bytes} /></small>` },
+  { name: "batches", title: "Batches", right: true, wide: true,
+    render: (sink) => html`<${Num} value=${sink.batches} />${sink.batches > 0 && html`<br /><small class="muted"><${Duration} ms=${sink.batch_seconds / sink.batches * 1000} /> each</small>`}` },
+  { name: "state", title: "State", right: true, wide: true,
+    render: (sink) => html`<${Num} value=${sink.state_rows} /><br /><small class="muted"><${Bytes} value=${sink.state_bytes} /></small>` },
   { name: "rows_late", title: "Late", right: true, wide: true },
-  { name: "rows_lost", title: "Lost", right: true, wide: true, render: (sink) => html`<span class=${sink.rows_lost ? "error-text" : ""}><${Num} value=${sink.rows_lost} /></span>` },
-  { name: "failures", title: "Failures", right: true, render: (sink) => html`<span class=${sink.failures ? "error-text" : ""}><${Num} value=${sink.failures} /></span>` },
+  { name: "rows_lost", title: "Lost", right: true, wide: true,
+    render: (sink) => html`<span class=${sink.rows_lost ? "error-text" : ""}><${Num} value=${sink.rows_lost} /></span>` },
+  { name: "failures", title: "Failures", right: true,
+    render: (sink) => html`<span class=${sink.failures ? "error-text" : ""}><${Num} value=${sink.failures} /></span>` },
 ]
 
 /** Return the word for a whole pipeline: the worst of its sinks. */
@@ -187,7 +195,8 @@ function Pipeline({ pipeline }) {
   const status = statusOf(pipeline)
   const failed = pipeline.sinks.filter((sink) => sink.error)
   const watermarks = pipeline.sinks.filter((sink) => sink.watermark)
-  return html`<${Panel} title=${pipeline.name} actions=${html`<${Badge} kind=${STATUS[status]}>${WORDS[status]}</${Badge}>
+  return html`<${Panel} title=${pipeline.name}
+    actions=${html`<${Badge} kind=${STATUS[status]}>${WORDS[status]}</${Badge}>
       <small class="muted">last report <${Time} ms=${pipeline.heard_ms} ago /></small>`}>
     ${pipeline.silent && html`<${Notice} kind="warning">Nothing was heard of this pipeline for a while: its process has ended, or it does not reach the server. The figures are those of its last report.</${Notice}>`}
     ${failed.map((sink) => html`<${Notice} key=${sink.name} kind=${sink.status === "running" ? "warning" : "error"}

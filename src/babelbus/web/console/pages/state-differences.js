@@ -40,11 +40,15 @@ export function Differences({ ends }) {
       <p role="status" class="toolbar">${Object.entries(counts).map(([kind, count]) => html`<span key=${kind}><${Badge} kind=${count ? KINDS[kind] : "plain"}>${kind}</${Badge}> <${Num} value=${count} /></span>`)}
         ${poll.loading && html`<span class="muted">comparing …</span>`}</p>
       <${Table} caption="Keys that differ" rows=${rows} rowKey="key" busy=${poll.loading} columns=${[
-        { name: "key", title: "Key", render: (one) => html`<a class="state-key" href=${link("/state", { key: one.key })}><bdi>${one.key}</bdi></a>` },
-        { name: "difference", title: "Is", render: (one) => html`<${Badge} kind=${KINDS[one.difference]}>${one.difference}</${Badge}>` },
-        { name: "before", title: "Before", wide: true, render: (one) => html`<${Preview} view=${one.before?.value} />` },
+        { name: "key", title: "Key",
+          render: (one) => html`<a class="state-key" href=${link("/state", { key: one.key })}><bdi>${one.key}</bdi></a>` },
+        { name: "difference", title: "Is",
+          render: (one) => html`<${Badge} kind=${KINDS[one.difference]}>${one.difference}</${Badge}>` },
+        { name: "before", title: "Before", wide: true,
+          render: (one) => html`<${Preview} view=${one.before?.value} />` },
         { name: "after", title: "After", render: (one) => html`<${Preview} view=${one.after?.value} />` },
-        { name: "when", title: "Last change", wide: true, render: (one) => (one.after ? html`<${Time} ms=${one.after.timestamp} /> <${Source} source=${one.after.source} />` : "–") },
+        { name: "when", title: "Last change", wide: true,
+          render: (one) => (one.after ? html`<${Time} ms=${one.after.timestamp} /> <${Source} source=${one.after.source} />` : "–") },
         { name: "do", title: html`<span class="hidden">Actions</span>`, render: (one) => html`<${Button} small onClick=${() => setRow(one)} aria-label=${`Compare the values of ${one.key}`}>Compare</${Button}>` },
       ]} empty=${html`<${Empty} title="Nothing differs.">Every key of the pattern has the same value at both moments.</${Empty}>`} />
       ${(after !== null || pages.length > 1) && html`<nav class="pager" aria-label="Pages">

@@ -127,7 +127,8 @@ export function Edit({ name, entry, onClose, onSaved }) {
     overwrite()
   }
   const mine = { text, bytes: new Blob([text]).size }
-  return html`<${Dialog} wide title=${isNew ? "New key" : "Edit the value"} onClose=${() => busy || onClose()} actions=${other ? html`
+  return html`<${Dialog} wide title=${isNew ? "New key" : "Edit the value"}
+    onClose=${() => busy || onClose()} actions=${other ? html`
       <${Button} onClick=${take}>Edit the other value</${Button}>
       <${Button} kind="primary" onClick=${overwrite}>Go on with my value</${Button}>` : html`
       <${Button} onClick=${onClose} disabled=${busy}>Cancel</${Button}>
@@ -161,7 +162,8 @@ function Delete({ name, entry, onClose, onDone }) {
     }
     onDone()
   }
-  return html`<${Confirm} title="Delete" confirm="Delete" typed=${below ? name : undefined} onConfirm=${remove} onClose=${onClose}
+  return html`<${Confirm} title="Delete" confirm="Delete" typed=${below ? name : undefined} onConfirm=${remove}
+    onClose=${onClose}
       lost=${[below ? `every value at and below ${name}` : `the value of ${name}`]}>
     <p>Live subscribers hear of it. The history keeps the values until compaction removes them.</p>
     ${entry.children > 0 && entry.value && html`<${Field} type="checkbox" label=${`Also everything below (${numText(entry.children)} children)`} value=${below} onChange=${setBelow} />`}
@@ -188,10 +190,12 @@ function History({ name, at, setAt, stamp }) {
     const hasMore = before === null ? newest.length === REVISIONS : before === REVISIONS
     return html`
       <${Table} caption="Changes of the key" rows=${rows} rowKey="offset" columns=${[
-        { name: "timestamp", title: "Time", nowrap: true, render: (one) => html`<${Time} ms=${one.timestamp} precise />` },
+        { name: "timestamp", title: "Time", nowrap: true,
+          render: (one) => html`<${Time} ms=${one.timestamp} precise />` },
         { name: "source", title: "By", render: (one) => html`<${Source} source=${one.source} />` },
         ...(all.some((one) => one.version) ? [{ name: "version", title: "Version", right: true, wide: true, render: (one) => (one.version ? html`<${Num} value=${one.version} />` : "–") }] : []),
-        { name: "value", title: "Value", grow: true, render: (one) => (one.deleted ? html`<${Badge} kind="warning">deleted</${Badge}>` : html`<${Preview} view=${viewOf(one)} />`) },
+        { name: "value", title: "Value", grow: true,
+          render: (one) => (one.deleted ? html`<${Badge} kind="warning">deleted</${Badge}>` : html`<${Preview} view=${viewOf(one)} />`) },
         { name: "do", title: html`<span class="hidden">Actions</span>`, nowrap: true, render: (one) => html`
           ${one.previous && html`<${Button} small onClick=${() => setPair(one)} aria-label=${`Compare the change of offset ${one.offset} with the one before`}>Compare</${Button}>`}
           ${at !== one.timestamp && html` <${Button} small onClick=${() => setAt(one.timestamp)} aria-label=${`Show the state as of offset ${one.offset}`}>As of</${Button}>`}` },
@@ -272,6 +276,7 @@ export function Entry({ name, at, setAt, onGone }) {
 export function PastFailure({ error, setAt, reload }) {
   if (error.code !== "history_gone") return html`<${Failure} error=${error} reload=${reload} what="The value" />`
   const earliest = error.told?.time_ms
-  return html`<${Notice} kind="warning" title="The past does not reach back so far." actions=${earliest !== null && earliest !== undefined
+  return html`<${Notice} kind="warning" title="The past does not reach back so far."
+    actions=${earliest !== null && earliest !== undefined
     && html`<${Button} small onClick=${() => setAt(earliest)}>Go to the earliest moment</${Button}>`}>${error.message}</${Notice}>`
 }

@@ -22,10 +22,13 @@ export function Locks() {
     <${Loaded} poll=${poll} what="The list of locks">${({ locks, total }) => html`
       ${locks.length < total && html`<p class="muted">The first ${numText(locks.length)} of ${numText(total)} locks are shown: search for others.</p>`}
       <${Table} caption="Locks" rows=${locks} rowKey="key" columns=${[
-        { name: "key", title: "Key", sort: true, grow: true, render: (one) => html`<a href=${keyAddress(one.key)}><bdi>${one.key}</bdi></a>` },
+        { name: "key", title: "Key", sort: true, grow: true,
+          render: (one) => html`<a href=${keyAddress(one.key)}><bdi>${one.key}</bdi></a>` },
         { name: "holder", title: "Held by", sort: true, render: (one) => html`<${Owner} owner=${one.holder} />` },
-        { name: "waiting", title: "Waiting", right: true, sort: true, value: (one) => one.waiting.length, render: (one) => html`<${Num} value=${one.waiting.length} />` },
-        { name: "next", title: "Next", wide: true, render: (one) => (one.waiting.length ? html`<${Owner} owner=${one.waiting[0]} />` : "–") },
+        { name: "waiting", title: "Waiting", right: true, sort: true, value: (one) => one.waiting.length,
+          render: (one) => html`<${Num} value=${one.waiting.length} />` },
+        { name: "next", title: "Next", wide: true,
+          render: (one) => (one.waiting.length ? html`<${Owner} owner=${one.waiting[0]} />` : "–") },
       ]} empty=${html`<${Empty} title="Nobody holds a lock.">A lock is held by a client of Wörterbuch or jebp, as long as it is connected.</${Empty}>`} />`}</${Loaded}>`
 }
 
@@ -35,8 +38,10 @@ export function Wills() {
   return html`<${Loaded} poll=${poll} what="The list of wills">${({ wills, total }) => html`
     ${wills.length < total && html`<p class="muted">The first ${numText(wills.length)} of ${numText(total)} wills are shown.</p>`}
     <${Table} caption="Wills" rows=${wills} rowKey="owner" columns=${[
-      { name: "owner", title: "When this client is gone", render: (one) => html`<${Owner} owner=${one.owner} principal=${one.principal} />` },
-      { name: "grave_goods", title: "These keys are deleted", render: (one) => (one.grave_goods.length === 0 ? "–" : html`<ul class="state-list">${one.grave_goods.map((pattern) => html`<li key=${pattern}><code>${pattern}</code></li>`)}</ul>`) },
+      { name: "owner", title: "When this client is gone",
+        render: (one) => html`<${Owner} owner=${one.owner} principal=${one.principal} />` },
+      { name: "grave_goods", title: "These keys are deleted",
+        render: (one) => (one.grave_goods.length === 0 ? "–" : html`<ul class="state-list">${one.grave_goods.map((pattern) => html`<li key=${pattern}><code>${pattern}</code></li>`)}</ul>`) },
       { name: "last_will", title: "These values are set", grow: true, render: (one) => (one.last_will.length === 0 ? "–" : html`<ul class="state-list">
         ${one.last_will.map((value) => html`<li key=${value.key}><a href=${keyAddress(value.key)}><bdi>${value.key}</bdi></a> = <${Preview} view=${value.value} /></li>`)}
         ${one.more > 0 && html`<li class="muted">and ${numText(one.more)} more</li>`}</ul>`) },

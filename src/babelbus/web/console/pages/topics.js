@@ -29,14 +29,18 @@ function kept({ settings }) {
 }
 
 const COLUMNS = [
-  { name: "name", title: "Topic", sort: true, grow: true, render: (one) => html`<a href=${link("/topics/:name", { name: one.name })}>${one.name}</a>` },
-  { name: "records", title: "Records", sort: true, right: true, render: (one) => html`<${Num} value=${recordsOf(one)} />` },
+  { name: "name", title: "Topic", sort: true, grow: true,
+    render: (one) => html`<a href=${link("/topics/:name", { name: one.name })}>${one.name}</a>` },
+  { name: "records", title: "Records", sort: true, right: true,
+    render: (one) => html`<${Num} value=${recordsOf(one)} />` },
   { name: "bytes", title: "Size", sort: true, right: true, render: (one) => html`<${Bytes} value=${bytesOf(one)} />` },
   { name: "published", title: "Published since the start", sort: true, right: true, wide: true },
-  { name: "partitions", title: "Partitions", right: true, wide: true, render: (one) => html`<${Num} value=${one.partitions.length} />` },
+  { name: "partitions", title: "Partitions", right: true, wide: true,
+    render: (one) => html`<${Num} value=${one.partitions.length} />` },
   { name: "kept", title: "Kept", wide: true, nowrap: true, render: kept },
   { name: "engine", title: "Engine", wide: true, render: (one) => one.settings.engine },
-  { name: "browse", title: "", nowrap: true, wide: true, render: (one) => html`<a href=${link("/browse/:name", { name: one.name })} aria-label="Browse ${one.name}">Browse</a>` },
+  { name: "browse", title: "", nowrap: true, wide: true,
+    render: (one) => html`<a href=${link("/browse/:name", { name: one.name })} aria-label="Browse ${one.name}">Browse</a>` },
 ]
 
 function List() {
@@ -74,7 +78,8 @@ export function RemoveTopic({ topic, groups, onClose }) {
     groups.length ? `${numText(groups.length)} consumer groups with their positions: ${groups.slice(0, 10).map((one) => one.name).join(", ")}${groups.length > 10 ? " and others" : ""}` : null,
     topic.settings.retain === "last" ? "The last events of its subjects are kept as state no longer." : null,
   ].filter(Boolean)
-  return html`<${Confirm} title="Remove the topic ${topic.name}?" confirm="Remove" lost=${lost} typed=${topic.name} onClose=${onClose}
+  return html`<${Confirm} title="Remove the topic ${topic.name}?" confirm="Remove" lost=${lost} typed=${topic.name}
+    onClose=${onClose}
     onConfirm=${async () => {
       await del(path`/api/topics/${topic.name}`)
       toast(`The topic ${topic.name} is removed.`)

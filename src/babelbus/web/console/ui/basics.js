@@ -102,7 +102,8 @@ export function Failure({ error, reload, what = "This" }) {
     return html`<${Notice} kind="warning" title="The server does not answer." actions=${again}>
       ${what} is shown as soon as it is back.</${Notice}>`
   }
-  return html`<${Notice} kind="error" title="${what} could not be loaded." actions=${again}>${messageOf(error)}</${Notice}>`
+  return html`<${Notice} kind="error" title="${what} could not be loaded."
+    actions=${again}>${messageOf(error)}</${Notice}>`
 }
 
 /** The state of a poll: busy, failed, or what `children(data)` draws; old data stays below a notice. */

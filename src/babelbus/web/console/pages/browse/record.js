@@ -2,7 +2,9 @@
 
 import { html, useEffect, useState } from "../../vendor/preact-htm.js"
 import { get, path } from "../../api.js"
-import { Button, Bytes, Dialog, Empty, Icon, Json, Loaded, Notice, Table, Tabs, Time, copyText, link, usePoll } from "../../ui.js"
+import {
+  Button, Bytes, Dialog, Empty, Icon, Json, Loaded, Notice, Table, Tabs, Time, copyText, link, usePoll,
+} from "../../ui.js"
 import { download } from "./transfer.js"
 import { bytesOf, hexDump, jsonOf, keyText, originText, payloadBytes } from "./shown.js"
 
@@ -99,7 +101,8 @@ function Headers({ record }) {
   return html`${record.headers_bytes > 0 && html`<${Notice}>The headers have <${Bytes} value=${record.headers_bytes} /> together, so that some are shortened.</${Notice}>`}
     <${Table} caption="Headers" rows=${rows} rowKey="number" empty="The record has no header." columns=${[
       { name: "name", title: "Name", render: (one) => html`<span class="mono">${one.name}</span>` },
-      { name: "value", title: "Value", grow: true, render: ({ value, about }) => html`${value === null ? html`<span class="muted">none</span>` : html`<span class="mono">${value}</span>`}
+      { name: "value", title: "Value", grow: true,
+        render: ({ value, about }) => html`${value === null ? html`<span class="muted">none</span>` : html`<span class="mono">${value}</span>`}
         ${about?.base64 && html` <span class="muted">(base64)</span>`}${about?.bytes && html` <span class="muted">(shortened; <${Bytes} value=${about.bytes} />)</span>`}` },
     ]} />`
 }

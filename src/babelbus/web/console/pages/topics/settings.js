@@ -48,8 +48,10 @@ export function Settings({ topic }) {
   const known = new Set(SETTINGS.map((one) => one.name))
   const others = Object.keys(topic.settings).filter((name) => !known.has(name)).map((name) => ({ name, title: name, kind: "text" }))
   return html`<${Table} caption="Settings of ${topic.name}" rowKey="name" rows=${[...SETTINGS, ...others].filter((one) => one.name in topic.settings)} columns=${[
-    { name: "title", title: "Setting", render: (one) => html`<span title=${one.help}>${one.title}</span> <code class="muted">${one.name}</code>` },
-    { name: "value", title: "Value", nowrap: true, render: (one) => html`<strong>${shown(one, topic.settings[one.name])}</strong>` },
+    { name: "title", title: "Setting",
+      render: (one) => html`<span title=${one.help}>${one.title}</span> <code class="muted">${one.name}</code>` },
+    { name: "value", title: "Value", nowrap: true,
+      render: (one) => html`<strong>${shown(one, topic.settings[one.name])}</strong>` },
     { name: "source", title: "From", render: (one) => {
       const [kind, text] = SOURCES[topic.sources?.[one.name]] ?? ["plain", "unknown"]
       return html`<${Badge} kind=${kind}>${text}</${Badge}>`

@@ -11,16 +11,19 @@ const SECONDS = 3
 
 function Partitions({ topic, onOpen }) {
   return html`<${Table} caption="Partitions of ${topic.name}" rowKey="partition" rows=${topic.partitions} columns=${[
-    { name: "partition", title: "Partition", sort: true, render: (one) => html`<a href=${link("/browse/:name", { name: topic.name, partition: one.partition })}>${one.partition}</a>` },
+    { name: "partition", title: "Partition", sort: true,
+      render: (one) => html`<a href=${link("/browse/:name", { name: topic.name, partition: one.partition })}>${one.partition}</a>` },
     { name: "first_offset", title: "First offset", sort: true, right: true },
     { name: "high_watermark", title: "Next to read", sort: true, right: true, wide: true },
     { name: "next_offset", title: "Next offset", sort: true, right: true, wide: true },
-    { name: "records", title: "Records", sort: true, right: true, value: (one) => one.high_watermark - one.first_offset, render: (one) => html`<${Num} value=${one.high_watermark - one.first_offset} />` },
+    { name: "records", title: "Records", sort: true, right: true, value: (one) => one.high_watermark - one.first_offset,
+      render: (one) => html`<${Num} value=${one.high_watermark - one.first_offset} />` },
     { name: "bytes", title: "Size", sort: true, right: true, render: (one) => html`<${Bytes} value=${one.bytes} />` },
     { name: "segments", title: "Segments", right: true, render: (one) => one.parts
       ? html`<button type="button" class="linklike" aria-label="${one.segments} segments of partition ${one.partition}" onClick=${() => onOpen(one.partition)}>${one.segments}</button>`
       : html`<${Num} value=${one.segments} />` },
-    { name: "next", title: "Retention to come", nowrap: true, wide: true, render: (one) => html`<${ToCome} partition=${one} settings=${topic.settings} />` },
+    { name: "next", title: "Retention to come", nowrap: true, wide: true,
+      render: (one) => html`<${ToCome} partition=${one} settings=${topic.settings} />` },
   ]} />`
 }
 
@@ -44,7 +47,8 @@ function Segments({ topic, partition, onClose }) {
       { name: "next_offset", title: "Ends before", right: true },
       { name: "bytes", title: "Size", right: true, render: (one) => html`<${Bytes} value=${one.bytes} />` },
       { name: "newest_ms", title: "Newest record", render: (one) => html`<${Time} ms=${one.newest_ms} />` },
-      { name: "removed_ms", title: "Removed by age", render: (one) => one.removed_ms ? html`<${Time} ms=${one.removed_ms} />` : "–" },
+      { name: "removed_ms", title: "Removed by age",
+        render: (one) => one.removed_ms ? html`<${Time} ms=${one.removed_ms} />` : "–" },
     ]} /></${Dialog}>`
 }
 
@@ -55,7 +59,8 @@ function Groups({ groups, topic }) {
         ${one.paused && html` <${Badge} kind="warning">paused</${Badge}>`}` },
       { name: "lag", title: "Lag", sort: true, right: true },
       { name: "in_flight", title: "In flight", sort: true, right: true },
-      { name: "members", title: "Members", sort: true, right: true, value: (one) => members(one), render: (one) => html`<${Num} value=${members(one)} />` },
+      { name: "members", title: "Members", sort: true, right: true, value: (one) => members(one),
+        render: (one) => html`<${Num} value=${members(one)} />` },
     ]} />`
 }
 
