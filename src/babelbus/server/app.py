@@ -180,8 +180,9 @@ class Server:
         self.changes.watch(self.broker)
         self.gate.watch()
         self._certificates.watch()
-        gc.collect()
-        gc.freeze()
+        if self.cluster is None:  # a member has done it before
+            gc.collect()
+            gc.freeze()
 
     def _own_cluster(self) -> None:
         """Wait until no other member owns the data of the cluster, then open its files. Blocks.

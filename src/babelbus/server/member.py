@@ -116,6 +116,7 @@ class Member:
             await self._open_edge()
             try:
                 loading = self._loop.run_in_executor(None, _load_core)
+                loading.add_done_callback(_freeze)
                 if await self._or(stopping, in_daemon(self._connect)):
                     await self._live(stopping)
             finally:
@@ -162,13 +163,13 @@ class Member:
         assert lease is not None
         while True:
             self._set_role("member")
-            relaying = self._loop.create_task(self._relay())
             try:
-                is_owner = await self._or(stopping, self._acquire())
-            finally:
-                relaying.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await relaying
+                async with asyncio.TaskGroup() as group:  # an error of either ends the member
+                    relaying = group.create_task(self._relay())
+                    is_owner = await self._or(stopping, self._acquire())
+                    relaying.cancel()
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
             if not is_owner:
                 return
             again = await self._own(stopping)
@@ -327,7 +328,6 @@ class Member:
             if is_started:
                 await server.stop()
             server.entrances.close()
-            gc.unfreeze()
             await self._release()
         if stopping.done():
             return False
@@ -481,6 +481,12 @@ def _load_core() -> None:
     """Import what a core imports when its first clients come, so that a take-over need not wait for it."""
     for module in CORE_MODULES:
         importlib.import_module(module)
+
+
+def _freeze(_: object) -> None:
+    """Call the cycle collector once, and let it pass over what is there by now: a take-over waits for neither."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_same(held: "Held | None", linked: "Held") -> bool:

@@ -1,0 +1,129 @@
+"""The members of a cluster, each a process that can be killed, paused and started again."""
+
+import http.client
+import itertools
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from babelbus.config import AdminSettings, ClusterSettings, Config, JebpSettings, JetstreamSettings, TopicDefaults
+from babelbus.errors import RemoteProtocolError
+from babelbus.protocols.jebp.identity import Identity
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.child import Child
+from tests.support.jebp import Caller, create, fetch, fetched, said, subscribe
+from tests.support.nats import NatsServer, free_ports
+from tests.support.server import configure
+
+_prefixes = itertools.count()
+
+
+class Party:
+    """The members of one cluster, each a process with fixed ports."""
+
+    def __init__(self, nats: NatsServer, folder: Path, lease_seconds: float = 2.0) -> None:
+        self.prefix = f"members{next(_prefixes)}"
+        self.folder = folder
+        self._url, self._lease_seconds = nats.url, lease_seconds
+        self._stack = ExitStack()
+        self.children: dict[str, Child] = {}
+        self._ports: dict[str, list[int]] = {}
+
+    def config(self, name: str, url: str | None = None) -> Config:
+        ports = self._ports.setdefault(name, free_ports(3))
+        return msgspec.structs.replace(
+            configure(self.folder / name, jebp=JebpSettings(port=ports[0]), topics=TopicDefaults(engine="jetstream")),
+            admin=AdminSettings(port=ports[1]),
+            jetstream=JetstreamSettings(
+                url or self._url, prefix=self.prefix, replicas=1, shards=2, lease_seconds=self._lease_seconds
+            ),
+            cluster=ClusterSettings(enabled=True, name=name, port=ports[2]),
+        )
+
+    def start(self, name: str, url: str | None = None) -> Child:
+        child = self._stack.enter_context(Child(self.config(name, url)))
+        self.children[name] = child
+        return child
+
+    def ask(self, name: str, path: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+        """Ask the administration endpoint of a member; 0 stands for a connection that ended."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._ports[name][1], timeout=SAFETY_NET_SECONDS)
+        token = self.token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            reply = connection.getresponse()
+            return reply.status, json.loads(reply.read())
+        except (OSError, http.client.HTTPException):
+            return 0, None
+        finally:
+            connection.close()
+
+    def token(self) -> str:
+        found = [path / "conf" / "admin_token" for path in self.folder.iterdir()]
+        return next((path.read_text().strip() for path in found if path.exists()), "")
+
+    def owner(self, name: str, above: int = 0) -> dict[str, Any]:
+        """Return the status of the cluster as a member passes it on, once its epoch is above a number."""
+        deadline = time.monotonic() + SAFETY_NET_SECONDS
+        while time.monotonic() < deadline:
+            status, found = self.ask(name, "/api/cluster")
+            if status == 200 and found["epoch"] > above:
+                assert isinstance(found, dict)
+                return found
+        raise AssertionError(f"member {name} reaches no owner")
+
+    def until_all_present(self, name: str, *others: str) -> None:
+        while {one["name"] for one in self.owner(name)["members"] if one["role"] in ("owner", "member")} != {*others}:
+            pass
+
+    def admin(self) -> Identity:
+        found = [path / "conf" / "admin_key" for path in self.folder.iterdir()]
+        return Identity.load(next(path for path in found if path.exists()))
+
+    def caller(self, name: str) -> Caller:
+        """Connect through a member, once it is ready."""
+        while True:
+            while self.ask(name, "/ready")[0] != 200:
+                pass
+            caller = Caller(f"127.0.0.1:{self._ports[name][0]}", self.admin())
+            try:
+                return caller.connect()
+            except (OSError, RemoteProtocolError):  # the owner changes just now
+                caller.close()
+
+    def publish(self, name: str, *payloads: bytes) -> None:
+        """Publish through a member, which may change its role meanwhile, until each payload is acknowledged."""
+        for payload in payloads:
+            while True:
+                with self.caller(name) as caller:
+                    try:
+                        if said(caller.ask(create("orders", payload))[0]) == "a130":
+                            break
+                    except OSError:
+                        continue
+
+    def read(self, name: str, topic: str = "orders") -> list[bytes | None]:
+        with self.caller(name) as caller:
+            _, answer = caller.ask(subscribe(topic), fetch(0))
+            return fetched(answer)[topic, 0]
+
+    def address(self, name: str) -> str:
+        return f"127.0.0.1:{self._ports[name][0]}"
+
+    def save_admin(self, path: Path) -> Path:
+        """Save the key of the administrator."""
+        self.admin().save(path)
+        return path
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def make_topic(party: Party, name: str, topic: str = "orders") -> None:
+    status, answer = party.ask(name, "/api/topics", "POST", {"name": topic, "partitions": 1})
+    assert status == 201, answer
