@@ -8,8 +8,9 @@ from tests.cli.shell import Served, Shell
 
 
 def test_a_topic_is_made_shown_changed_and_removed(served: Served) -> None:
-    settings = ("--partitions", "2", "--retention", "7d", "--retention-bytes", "10GiB")
+    settings = ("--partitions", "2", "--retention", "7d", "--retention-bytes", "10GiB", "--retention-records", "1000")
     (made,) = served.rows("topics", "create", "plant/line1", *settings, "--json")
+    assert made["settings"]["retention_records"] == 1000
     assert (made["settings"]["retention_seconds"], made["settings"]["retention_bytes"]) == (604_800.0, 10 * 2**30)
     served.run("topics", "alter", "plant/line1", "--retention-bytes", "none", "--partitions", "3")
     (shown,) = served.rows("topics", "show", "plant/line1", "--json")
@@ -27,6 +28,7 @@ def test_a_topic_is_made_shown_changed_and_removed(served: Served) -> None:
         (("topics", "show", "nowhere"), "there is no topic 'nowhere'"),
         (("topics", "create", "a", "--ack", "maybe"), "ack"),
         (("topics", "create", "a", "--retention", "soon"), "retention_seconds"),
+        (("topics", "create", "a", "--retention-records", "many"), "retention_records = 'many'"),
         (("topics", "create", "a,b"), "a,b"),
     ],
 )

@@ -25,10 +25,16 @@ def _setting_options(*left_out: str) -> Callable[[Callable[..., Any]], Callable[
             if section != "topics" or name in ("partitions", *left_out):
                 continue
             flags = filter(None, (_SHORT_FLAGS.get(name), flag_of(name), name))
-            command = click.option(*flags, metavar=metavar_of(entry.type), help=f"{entry.doc}.")(command)
+            kind = _read_count if entry.type.startswith("integer") else str
+            command = click.option(*flags, metavar=metavar_of(entry.type), type=kind, help=f"{entry.doc}.")(command)
         return click.option("--partitions", type=click.IntRange(1, 1024), help="Ordered logs; can grow later.")(command)
 
     return decorate
+
+
+def _read_count(text: str) -> int | str:
+    """Return a number, which JSON has; other words are text, and the server says whether they are right."""
+    return int(text) if text.isascii() and text.isdecimal() else text
 
 
 def _given(values: dict[str, Any]) -> dict[str, object]:
