@@ -251,8 +251,9 @@ class Member:
             if not edge.is_connected:
                 linked = await self._link(edge, held)
             seconds = LOOK_SECONDS if edge.is_connected else CONNECT_AGAIN_SECONDS
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), seconds)
+            with contextlib.suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
 
     async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
         """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""

@@ -1,5 +1,6 @@
 """The lease: one server owns the streams, a second one waits and takes over when the first one is silent."""
 
+import asyncio
 import itertools
 import logging
 import shutil
@@ -284,3 +285,25 @@ def test_two_members_with_one_name_are_told(party: Party) -> None:
     while first.members.twin is None or second.members.twin is None:
         pass
     assert first.members.twin.process == second.owner
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_wait_for_the_lease_that_is_cancelled_while_news_come_ends(party: Party, turns: int) -> None:
+    first, _ = party.join("a")
+    first.acquire()
+    second, lease = party.join("b")
+
+    async def cancel() -> bool:
+        waiting = asyncio.create_task(lease.acquire())
+        while lease.seen is None:  # noqa: ASYNC110 - it is seen between two turns
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        lease._wake.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting], timeout=SAFETY_NET_SECONDS)
+        return waiting.cancelled()
+
+    assert second.nats.call(cancel())

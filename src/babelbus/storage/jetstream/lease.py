@@ -166,8 +166,9 @@ class Lease:
                     "standing by: the server on %s owns the streams; taking over when its lease ends", held.host
                 )
             poll = self._seconds / RENEWALS / 2
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), min(poll, rest) if rest > 0 else AGAIN_SECONDS)
+            with contextlib.suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
+                async with asyncio.timeout(min(poll, rest) if rest > 0 else AGAIN_SECONDS):
+                    await self._wake.wait()
 
     def _look(self, sequence: int, held: Held | None) -> None:
         """Record the lease of another server, and since when it is so."""
