@@ -106,7 +106,7 @@ class Faults:
         owner = self._cluster.owner()
         member = self._chance.choice([member for member in self._cluster.members if member is not owner])
         member.end()
-        self._round.progress(5)
+        self._round.progress(20, of_all=False)  # who stays at this member waits
         member.start()
 
     def pause_owner(self) -> None:
