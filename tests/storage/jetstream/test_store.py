@@ -628,3 +628,20 @@ def test_nothing_acknowledged_is_lost_when_the_leader_is_killed(cluster: list[Na
     assert numbers(again) == list(range(again.next_offset))
     assert again.next_offset >= acked[0]
     place.close()
+
+
+def test_reads_go_on_when_the_leader_hangs(tmp_path: Path) -> None:
+    with nats_cluster() as servers:
+        place = Place(servers[0].url, tmp_path)
+        write(place.log(place.open(replicas=3, timeout_seconds=60)), 20)
+        leader = place.ask(f"STREAM.INFO.{place.prefix}-0")["cluster"]["leader"]
+        place.close()
+        hanging = next(server for server in servers if server.name == leader)
+        place.url = next(server.url for server in servers if server is not hanging)
+        log = place.log(place.open(replicas=3, timeout_seconds=60))
+        hanging.pause()  # NATS goes on to give it a share of the reads
+        for _ in range(20):
+            found = log.nats.call(log.nats.get_batch(f"{place.prefix}-0", f"{place.prefix}.0.>", 1, 2**20, 1))
+            assert len(found) == 1
+        hanging.resume()
+        place.close()

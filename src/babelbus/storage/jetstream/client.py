@@ -3,6 +3,7 @@ for the other. Calls that end in `_soon` and `call` come from any thread, all ot
 """
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import threading
@@ -29,6 +30,8 @@ ATTEMPT_SECONDS = 1.0
 """How long the client waits before it tries the next server."""
 REPLY_SECONDS = 2.0
 """How long a reply may take; then the request is made again, because its leader may be gone."""
+READ_AGAIN_SECONDS = (0.25, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0)
+"""How long each attempt of a read waits for its first answer: all of them outlast an election."""
 PURGE_SECONDS = 60.0
 """How long NATS may take to delete messages, or to make a stream."""
 SAY_ATTEMPTS = 10
@@ -351,9 +354,20 @@ class Nats:
     async def get_batch(self, stream: str, subject: str, sequence: int, bytes_max: int, count: int) -> list[Stored]:
         """Return messages of a subject from a sequence on, from any replica, which may lag.
 
+        NATS gives each request to one replica, and goes on to give some to a server that hangs until it has missed its
+        pings for minutes. So a request without an answer is made again, soon at first.
+
         Raises:
             NatsAwayError: no reply came.
         """
+        for seconds in READ_AGAIN_SECONDS:
+            with contextlib.suppress(_NoReplyError):
+                return await self._get_batch(stream, subject, sequence, bytes_max, count, seconds)
+        raise NatsAwayError("NATS does not answer a read; try again")
+
+    async def _get_batch(
+        self, stream: str, subject: str, sequence: int, bytes_max: int, count: int, seconds: float
+    ) -> list[Stored]:
         client = self.client
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox, pending_bytes_limit=READ_BYTES_PENDING_MAX)
@@ -362,7 +376,7 @@ class Nats:
         try:
             await client.publish(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(asked), inbox)
             while True:
-                message = await replies.next_msg(timeout=REPLY_SECONDS)
+                message = await replies.next_msg(timeout=REPLY_SECONDS if found else seconds)
                 headers = message.headers or {}
                 if "Status" in headers:
                     if headers["Status"] in ("204", "404"):
@@ -373,11 +387,19 @@ class Nats:
                 found.append(Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), message.data))
                 if count == 1:
                     return found
+        except nats.errors.TimeoutError as error:
+            if not found:
+                raise _NoReplyError from error
+            raise NatsAwayError("NATS does not answer to the end of a read; try again") from error
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise NatsAwayError(f"NATS does not answer ({str(error) or type(error).__name__}); try again") from error
         finally:
             if not client.is_closed:
                 await replies.unsubscribe()
+
+
+class _NoReplyError(Exception):
+    """No replica has answered a read so far."""
 
 
 async def _subscribe(client: Client, subject: str, callback: Callable[[Msg], None]) -> None:
