@@ -52,8 +52,8 @@ def test_sbusd_loads_no_broker_no_arrays_and_no_metrics(tmp_path: Path) -> None:
 
 def test_serve_loads_no_library_that_only_some_servers_need(tmp_path: Path) -> None:
     code = (
-        "import os, signal, babelbus.server.app as app; from babelbus.cli import main; run = app.run;"
-        "app.run = lambda config, ready: run(config, lambda s: (ready(s), os.kill(os.getpid(), signal.SIGTERM)));"
+        "import os, signal, babelbus.server.process as process; from babelbus.cli import main; run = process.run;"
+        "process.run = lambda config, ready: run(config, lambda s: (ready(s), os.kill(os.getpid(), signal.SIGTERM)));"
         f"main(['serve', '--server-any-port', '--log-level', 'error', '--data-folder', {str(tmp_path / 'data')!r}])"
     )
     loaded = loaded_by(code)

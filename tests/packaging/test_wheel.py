@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("src", "pyproject.toml", "README.md", "LICENSE")
 ENVIRONMENT_BYTES_MAX = 40_000_000
 EPOCH = "1700000000"
-COMMANDS_OF_SERVERS = ("serve", "sbusd", "repair", "clients", "pipeline", "pipeline_report")
+COMMANDS_OF_SERVERS = ("serve", "sbusd", "repair", "clients", "migrate", "pipeline", "pipeline_report")
 """They run a server, or work on the data folder of one; pipelines need Spark."""
 PAGES_OF_SERVERS = {"docs/backup.md"}
 """Pages about the data folder of a server, which clients elsewhere do not have."""

@@ -42,7 +42,6 @@ from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
 from babelbus.server.access import AccessLists, ClientEntry, source_of
-from babelbus.server.edges import Edges
 from babelbus.server.identities import SharedKeys, prepare_identities
 from babelbus.server.loop_watch import LoopWatch
 from babelbus.storage.contract import Fit, PartitionLog, Store
@@ -51,17 +50,18 @@ from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import MEMBERSHIP_NAME, Note
 from babelbus.web.changes import Changes
-from babelbus.web.cluster import Cluster
 from babelbus.web.history import History
 from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
 from babelbus.web.sessions import KeptSessions
 from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
+    from babelbus.server.edges import Edges
     from babelbus.storage.jetstream import JetstreamStore, Ownership
     from babelbus.web.admin import AdminServer
     from babelbus.web.api import AdminApi
     from babelbus.web.clients import ClientLine
+    from babelbus.web.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Server:
         clock: Clock | None = None,
         files: FileSystem | None = None,
         ownership: "Ownership | None" = None,
-        cluster: Cluster | None = None,
+        cluster: "Cluster | None" = None,
     ) -> None:
         """Build a server; an `ownership` has the lease of its cluster, without one `start` waits for the lease.
 
@@ -451,6 +451,8 @@ class Server:
         if self.config.admin.enabled:
             await self._listen_for_admin(context)
         if self.entrances.elsewhere:
+            from babelbus.server.edges import Edges
+
             self._edges = Edges(self.config, self.core_end, self.entrances, self.metrics)
             await self._edges.start()
 

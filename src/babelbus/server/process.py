@@ -15,7 +15,6 @@ from babelbus.errors import BabelbusError
 from babelbus.protocols.registry import SERVICES
 from babelbus.server.allocator import keep_freed_memory
 from babelbus.server.app import Server
-from babelbus.server.member import Member
 from babelbus.server.notify import READY, Supervisor
 
 log = logging.getLogger(__name__)
@@ -109,6 +108,8 @@ async def _serve(config: Config, ready: Ready) -> None:
 
 
 async def _be_member(config: Config, ready: Ready) -> None:
+    from babelbus.server.member import Member  # which loads what a server without a cluster does not need
+
     process, member = _Process(), Member(config)
     process.watch(member)
 
