@@ -29,7 +29,6 @@ from babelbus.core.work import Writer
 from babelbus.errors import ConfigError
 from babelbus.identities.proofs import Proofs
 from babelbus.limited_log import LimitedLog
-from babelbus.link.core import CoreEnd
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
@@ -56,6 +55,7 @@ from babelbus.web.sessions import KeptSessions
 from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
+    from babelbus.link.core import CoreEnd
     from babelbus.server.edges import Edges
     from babelbus.storage.jetstream import JetstreamStore, Ownership
     from babelbus.web.admin import AdminServer
@@ -122,10 +122,7 @@ class Server:
         self._certificates = Certificates(config.tls)
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
-        self.core_end = CoreEnd(
-            self.entrances, self.metrics, self.clock, name=config.cluster.name or socket.gethostname()
-        )
-        """Links of edge processes, and of other members of a cluster."""
+        self._core_end: CoreEnd | None = None
         self._edges: Edges | None = None
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
@@ -137,6 +134,16 @@ class Server:
         self.broker: Broker
         self.gate: Gate
         self._list: Writer
+
+    @property
+    def core_end(self) -> "CoreEnd":
+        """The links of edge processes and of other members of a cluster; loaded for whoever asks first."""
+        if self._core_end is None:
+            from babelbus.link.core import CoreEnd
+
+            name = self.config.cluster.name or socket.gethostname()
+            self._core_end = CoreEnd(self.entrances, self.metrics, self.clock, name=name)
+        return self._core_end
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -587,7 +594,8 @@ class Server:
         await self._reconcile_topics(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
         await run(None, self._certificates.reload)
-        await self.core_end.reload()
+        if self._core_end is not None:
+            await self._core_end.reload()
 
     async def _clean(self) -> None:
         """Run retention and compaction at every interval of the cleaner."""
@@ -621,7 +629,8 @@ class Server:
         services = list(self.services.values())
         if self._edges is not None:
             await self._edges.leave()
-        self.core_end.stop_accepting()
+        if self._core_end is not None:
+            self._core_end.stop_accepting()
         for service in services:
             await service.drain()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
@@ -634,7 +643,8 @@ class Server:
         for service in services:
             service.abort()
         await self._stop_admin()
-        await self.core_end.close()
+        if self._core_end is not None:
+            await self._core_end.close()
         if self._edges is not None:
             await self._edges.stop()
         self.entrances.close()
