@@ -81,7 +81,10 @@ class NatsServer:
             self._process = None
 
     def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
+        """Stop the process; what it has begun before this returns is done, and it begins nothing more."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
