@@ -30,8 +30,9 @@ ATTEMPT_SECONDS = 1.0
 """How long the client waits before it tries the next server."""
 REPLY_SECONDS = 2.0
 """How long a reply may take; then the request is made again, because its leader may be gone."""
-READ_AGAIN_SECONDS = (0.25, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0)
-"""How long each attempt of a read waits for its first answer: all of them outlast an election."""
+READ_AGAIN_SECONDS = (0.25, 0.25, *(0.5, 0.5, 2.0) * 5)
+"""How long each attempt of a read waits for its first answer. Many are short: behind an election every
+second request may still go to the server that hangs. All of them outlast the election."""
 PURGE_SECONDS = 60.0
 """How long NATS may take to delete messages, or to make a stream."""
 SAY_ATTEMPTS = 10
