@@ -220,6 +220,25 @@ def test_a_server_that_gave_the_lease_away_takes_it_again_behind_its_heir(party:
     assert (lease.held.epoch, lease.is_valid(), lease.lost) == (3, True, None)
 
 
+def test_a_lease_is_given_away_although_a_renewal_was_cut_off(party: Party) -> None:
+    first, lease = party.join("a")
+    second, second_lease = party.join("b")
+    first.acquire()
+
+    async def renew_without_an_answer() -> None:
+        sequence = lease._sequence
+        await lease._put()
+        lease._sequence = sequence
+
+    first.nats.call(renew_without_an_answer())
+    first.nats.call(lease.release())
+    _, held = second.nats.call(second_lease._read())
+    assert held is not None
+    assert held.released
+    second.acquire()
+    assert second_lease.held.epoch == 2
+
+
 def test_the_stream_of_an_earlier_version_gets_the_subjects_of_members(party: Party) -> None:
     first, _ = party.join("a")
     name = f"{party.prefix}-lease"

@@ -221,11 +221,20 @@ class Lease:
         if self.lost is None:
             try:
                 self._held = msgspec.structs.replace(self._held, heir=heir, released=True, address="")
-                await self._put()
+                if not await self._put() and await self._is_ours():
+                    await self._put()
                 await self._tell()
             except NatsAwayError as error:
                 log.warning("the lease ends by itself: %s", error)
         self._until, self._seen = 0.0, -1
+
+    async def _is_ours(self) -> bool:
+        """Return whether the lease is still ours: a renewal that was cut off is stored, and its answer was not read."""
+        sequence, held = await self._read()
+        if held is None or held.owner != self._held.owner:
+            return False
+        self._sequence = sequence
+        return True
 
     async def _tell(self) -> None:
         """Send the news to the servers that wait; without the news they look again in a while."""
