@@ -284,6 +284,18 @@ def test_a_failed_read_is_an_error_and_passes() -> None:
     assert len(read_all(log)) == 10
 
 
+def test_a_segment_that_the_system_does_not_open_is_an_error_and_passes() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 10)
+    log.roll()
+    log.flush()  # closes the sealed segment
+    files.fail("open", errno.EMFILE)
+    with pytest.raises(DiskError, match=r"opening .*\.log"):
+        log.read(0, 1000)
+    assert len(read_all(log)) == 10
+
+
 def test_a_checkpoint_does_not_vouch_for_what_was_appended_while_the_disk_flushed() -> None:
     files = FaultyFiles()
     log = open_log(files, LogSettings(checkpoint_bytes=1))

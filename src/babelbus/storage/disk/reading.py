@@ -338,12 +338,15 @@ class SegmentReader:
 
         Raises:
             StorageError: it is missing.
+            DiskError: the system does not open it, as when file descriptors run out.
         """
         if self._log is None:
             try:
                 self._log = self._files.open(f"{self.path}.log")
             except FileNotFoundError:
                 raise StorageError(f"{self.path}.log is missing") from None
+            except OSError as error:
+                raise disk_error(error, f"opening {self.path}.log") from error
         return self._log
 
     def file_bytes(self) -> int:
