@@ -24,10 +24,11 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def make(folder: Path, *arguments: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         ["make", *arguments],
         cwd=folder,
-        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONPATH": str(folder / "src")},
+        env={**kept, "SOURCE_DATE_EPOCH": EPOCH, "PYTHONPATH": str(folder / "src")},
         capture_output=True,
         text=True,
         check=False,
@@ -78,6 +79,7 @@ def test_the_wheel_of_a_release_has_the_pages_of_the_documentation(tmp_path: Pat
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"babelbus/pages/index.html", "babelbus/pages/start.html", "babelbus/server/app.py"} <= names
     assert "babelbus/pages/old.html" not in names
+    assert not [name for name in names if name.endswith((".py", ".pyc")) and "/pages/" in name]
     assert not (tmp_path / "copy" / "src" / "babelbus" / "pages").exists()
 
 
