@@ -38,7 +38,7 @@ def test_a_stretch_of_work_ends_with_a_rest() -> None:
 
 
 def test_a_long_rest_makes_the_next_stretch_longer_up_to_a_limit() -> None:
-    sleeper = Sleeper(late=WORK_SECONDS * 0.6)
+    sleeper = Sleeper(late=6 * WORK_SECONDS - REST_SECONDS)
     assert sleeper.work(WORK_SECONDS * 1.01)
     assert not sleeper.work(WORK_SECONDS * 1.01)
     assert sleeper.work(WORK_SECONDS)

@@ -24,7 +24,9 @@ DIGITS_MAX = 15
 """Two numbers with so many digits at the most are equal as floats only if their digits are the same."""
 _EXPONENT_MAX = 300
 """Beyond it floats have fewer digits."""
-_LONG_NUMBER: Final = rb"[0-9][0-9.]{15,}"
+_AS_NUMBER: Final = bytes(ord("1") if chr(octet) in "0123456789." else ord("0") for octet in range(256))
+_LONG_NUMBER: Final = b"1" * 16
+"""A number of more digits than `DIGITS_MAX`, or one of those and a dot, in bytes that `_AS_NUMBER` has translated."""
 _SPECIAL: Final = frozenset('"\\/\b\f\n\r\t')
 """Letters that JSON may write as a backslash and one letter."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -35,11 +37,16 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 class Needle(msgspec.Struct, frozen=True):
-    """Bytes, or with `is_pattern` a regular expression. `weight` is the length that decides which needle is rarer."""
+    """Bytes, or with `is_pattern` a regular expression. `weight` is the length that decides which needle is rarer.
+
+    With a `table` the bytes are looked for in what `bytes.translate` makes of the records with it. For a class of
+    letters in a row that is ten times as fast as a regular expression.
+    """
 
     data: bytes
     weight: int
     is_pattern: bool = False
+    table: bytes | None = None
 
 
 Needles = tuple[Needle, ...]
@@ -292,4 +299,4 @@ def _digits(text: str) -> Needles | None:
     if not number or len(digits) > DIGITS_MAX or abs(number.adjusted()) > _EXPONENT_MAX:
         return None
     pattern = r"\.?".join(digits).encode()
-    return Needle(pattern, len(digits), is_pattern=True), Needle(_LONG_NUMBER, len(digits), is_pattern=True)
+    return Needle(pattern, len(digits), is_pattern=True), Needle(_LONG_NUMBER, len(digits), table=_AS_NUMBER)

@@ -79,6 +79,8 @@ def _places(data: bytes, needle: Needle, count_max: int) -> list[int] | None:
             if len(places) > count_max:
                 return None
         return places
+    if needle.table is not None:
+        data = data.translate(needle.table)
     find, wanted, size = data.find, needle.data, len(needle.data)
     at = find(wanted)
     while at >= 0:

@@ -18,12 +18,12 @@ from babelbus.web.search.matching import Filter
 from babelbus.web.search.scan import scan
 from babelbus.web.search.tasks import LENGTH, TASK_SECONDS, Outcome, Task, decode_task, encode, frame
 
-BLOCK_BYTES = 8 * KIB
-"""Linux lets a publisher that wakes up run at the next system call of this process, so a block is some 80 microseconds
-of work; with blocks of 64 KiB it is 600, and the search is a tenth faster."""
-WORK_SECONDS, WORK_SECONDS_MAX = 150e-6, 300e-6
-"""A stretch of work. It is longer where a sleep is long, so that half of the time or more is work."""
-REST_SECONDS = 20e-6
+BLOCK_BYTES = 16 * KIB
+"""Linux lets a publisher that wakes up run at the next system call of this process, so a block is some 70 microseconds
+of work; with blocks of 64 KiB it is four times that, and a record costs a sixth less."""
+WORK_SECONDS, WORK_SECONDS_MAX = 50e-6, 300e-6
+"""A stretch of work. It is longer where a sleep is long, so that a quarter of the time or more is work."""
+REST_SECONDS = 60e-6
 """The kernel adds some fifty microseconds."""
 RECORD_BYTES_MAX = 256 * MIB
 """A longer run of bytes without a whole record is damage."""
@@ -56,7 +56,7 @@ class Pace:
             return
         self._sleep(REST_SECONDS)
         self._begun = self._clock.monotonic()
-        self._stretch = min(max(2 * (self._begun - now), WORK_SECONDS), WORK_SECONDS_MAX)
+        self._stretch = min(max((self._begun - now) / 3, WORK_SECONDS), WORK_SECONDS_MAX)
 
 
 def do(task: Task, file: int, clock: Clock, pace: Pace) -> Outcome:
