@@ -158,7 +158,7 @@ def keep_state(world: World) -> None:
 
 
 def consume(world: World) -> None:
-    """Consume orders: some are done, some in flight, one comes again and two are dead letters."""
+    """Consume orders: some are done, some in flight, two are dead letters, the rest wait for others of their key."""
     settings = {"ack": "explicit", "attempts_max": 1, "ack_seconds": 3600}
     group = {"name": "billing", "topic": "orders", "settings": settings, "start": {"at": "beginning"}}
     world.ask("POST", "/api/groups", group)
@@ -170,6 +170,11 @@ def consume(world: World) -> None:
             message.ack()
         elif number < 8:
             message.reject()
+    # The first member holds a record of each key for good: all that is left waits behind them, whatever has been read.
+    second = world.client.consume("orders", "billing", window=20)
+    world.stack.callback(second.leave)
+    second.join()
+    world.wait("/api/topics/orders/groups/billing", lambda group: group["lag"] == group["in_flight"] == 32)
 
 
 def tell(world: World) -> None:
