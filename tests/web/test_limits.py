@@ -1,5 +1,6 @@
 """Clients that hold connections to the administration listener without asking for anything."""
 
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from babelbus.config import AdminSettings
+from babelbus.limited_log import LINES_MAX
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
 
@@ -76,3 +78,16 @@ def test_a_client_that_sends_no_whole_request_is_closed_and_one_that_did_is_not(
             assert is_cut(slow)
         assert refused(live, "handshake") == 1
         assert ask(quick).startswith(b"HTTP/1.1 200")  # its deadline is over by now too
+
+
+def test_bytes_that_are_no_http_cost_a_line_of_the_log_each_and_a_few_a_minute(
+    crowded: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(LINES_MAX + 5):
+        with dial(crowded) as client:
+            client.sendall(b"GET /\xff\x00 HTTP/one\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.0 400")
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == LINES_MAX + 1
+    assert "admin 127.0.0.1: closed, since it sent no HTTP request" in lines[0].getMessage()
+    assert not [line for line in lines if line.exc_info]

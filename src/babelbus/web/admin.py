@@ -8,14 +8,17 @@ CORS). The guard refuses it before that, also where its name is bound to this ad
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import choose_encoder
 
 from babelbus.config import AdminSettings
 from babelbus.core.access import AccessRefusedError, Action, check_may
+from babelbus.limited_log import LimitedLog
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Door
@@ -29,6 +32,8 @@ from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
+
+log = logging.getLogger(__name__)
 
 UNTOLD = "the log says what is wrong; the gate is on, so reasons need the right to read the metrics"
 STOP_SECONDS = 2.0
@@ -90,6 +95,7 @@ class AdminServer:
             handle_signals=False,
             shutdown_timeout=STOP_SECONDS,
             handler_cancellation=True,  # a listener that goes away must not be served until something happens
+            logger=self._make_logger(),
         )
         await runner.setup()
         assert runner.server is not None
@@ -97,6 +103,24 @@ class AdminServer:
         if self._console is not None:
             self.api.sessions.begin(self._token)
         self._listeners = await self._limits.listen(runner.server, sockets)
+
+    def _make_logger(self) -> logging.Logger:
+        """Return the logger of aiohttp, which would write a stack for each request that is no HTTP."""
+        limited = LimitedLog(log, self._server.clock)
+
+        def is_ours(record: logging.LogRecord) -> bool:
+            error = record.exc_info[1] if record.exc_info else None
+            if not isinstance(error, HttpProcessingError):
+                return True
+            peer = record.args[0] if isinstance(record.args, tuple) and record.args else ""
+            text, _, _ = error.message.partition("\n")
+            limited.write(logging.WARNING, "no HTTP", "admin %s: closed, since it sent no HTTP request: %s", peer, text)
+            return False
+
+        logger = logging.Logger(__name__)
+        logger.parent = log
+        logger.addFilter(is_ours)
+        return logger
 
     def make_guest(self) -> asyncio.Protocol:
         """Return the protocol of a connection that comes over a link."""

@@ -62,7 +62,7 @@ class ConnectionLimits:
 
         def connect() -> asyncio.Protocol:
             guest = _Guest(self, server)
-            return guest if tls is None else Arrival(self.door, tls, guest)
+            return guest if tls is None else Arrival(self.door, tls.context, guest)
 
         loop = asyncio.get_running_loop()
         return [await loop.create_server(connect, sock=one) for one in sockets]
