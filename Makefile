@@ -30,6 +30,9 @@ endef
 export REQUIREMENTS
 NEEDS = $(BIN)/python -c "$$REQUIREMENTS" $(1) > $(VENV)/requirements.txt && $(PIP) -r $(VENV)/requirements.txt
 
+# The jars of a profile of Kafka's list.
+MAVEN = mvn -B -q -f bench/peers/kafka.xml -P$(1) dependency:copy-dependencies -DoutputDirectory='$(CURDIR)/$(VENV)/kafka/$(1)'
+
 # Options of one run: make bench ONLY=jebp, make test ARGS='-k torn', make serve ARGS='--data-folder /tmp/bus'
 ONLY ?=
 ARGS ?=
@@ -50,7 +53,7 @@ help:
 	@echo 'make torture  run the long form of the tests: crashes, faults, random bytes'
 	@echo 'make torture-cluster  kill, pause and cut off members of a cluster under load, and check what clients saw (ROUNDS=200)'
 	@echo 'make serve    start a server with its data in ./data'
-	@echo "make bench    measure, beside NATS JetStream and Redis Streams in the same run (ONLY=name-prefix)"
+	@echo "make bench    measure, beside NATS JetStream, Redis Streams and Kafka in the same run (ONLY=name-prefix)"
 	@echo 'make check    ruff, format, mypy'
 	@echo 'make man      write the manual pages of the command line into build/man'
 	@echo 'make docs     build the documentation into site/; open site/index.html'
@@ -81,14 +84,14 @@ interop: $(VENV)/.ready-dev $(VENV)/.ready-browser $(VENV)/.ready-flights
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
 	@$(BIN)/python -m pytest -m slow --timeout=1800 --session-timeout=18000 $(ARGS)
 
-# Verdicts, histories and the logs of rounds that broke something are in build/torture-cluster.
+# The table of all rounds (verdict.txt, verdict.json), verdicts, histories and the logs of rounds that broke something are in build/torture-cluster.
 torture-cluster: $(VENV)/.ready-dev
 	@$(BIN)/python -m tests.cluster.rounds --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 serve: $(VENV)/.ready-run
 	@exec $(BIN)/babelbus serve $(ARGS)
 
-bench: $(VENV)/.ready-spark $(VENV)/.ready-bench $(VENV)/.ready-java
+bench: $(VENV)/.ready-spark $(VENV)/.ready-bench $(VENV)/.ready-java $(VENV)/.ready-kafka
 	@command -v redis-server >/dev/null || \
 		echo 'bench: no redis-server, so its figures are left out (Debian and Ubuntu: apt-get install redis-server)'
 	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
@@ -165,6 +168,14 @@ $(VENV)/.ready-spark: $(VENV)/.ready-package
 # Spark runs on Java: one is found, or installed where we may, or it is said how; what needs no Spark goes on without.
 $(VENV)/.ready-java: | $(VENV)/.ready-spark
 	@$(BIN)/python -m babelbus.spark.java && touch $@ || echo 'make: going on without Java: nothing with Spark will run'
+
+# Kafka, and Spark's connector for it, are peers of the figures alone.
+$(VENV)/.ready-kafka: bench/peers/kafka.xml | $(VENV)/.ready-java
+	@rm -rf $(VENV)/kafka; \
+	if ! command -v mvn >/dev/null; then \
+		echo 'make: going on without Maven: no figure will stand beside Kafka (Debian: apt-get install maven)'; \
+	elif $(call MAVEN,server) && $(call MAVEN,spark); then touch $@; \
+	else rm -rf $(VENV)/kafka; echo 'make: going on without Kafka, which Maven could not fetch'; fi
 
 # The pages of tests/interop/test_hostile_page.py need a browser: one is found, or installed where we may.
 $(VENV)/.ready-browser: | $(VENV)/.ready-dev

@@ -1,6 +1,6 @@
 """The Python client as programs use it: a `babelbus serve` process on the other core, every byte encrypted.
 
-aiokafka has the same jobs, but no server that runs here: it is left out.
+aiokafka has the same jobs, but is left out: Kafka is measured with its own tool (bench/peers/kafka.py).
 """
 
 import asyncio

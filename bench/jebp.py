@@ -22,7 +22,7 @@ from babelbus.protocols.jebp.status import is_success
 from babelbus.server.allocator import keep_freed_memory
 from bench.frame import Reading, figure
 from bench.load import one_at_a_time
-from bench.peers import nats, redis
+from bench.peers import kafka, nats, redis
 from bench.workload import CLIENTS, PAYLOAD, SECONDS, latency_note, scratch_folder
 
 TOPIC = "bench"
@@ -146,11 +146,23 @@ def publish_written() -> Iterator[Reading]:
     "jebp.publish_batch_flushed",
     unit="records/s",
     target=400_000,
-    peers=[nats.PUBLISH_FLUSHED, redis.PUBLISH_FLUSHED, redis.BENCHMARK_FLUSHED, redis.BENCHMARK_STRONGEST_FLUSHED],
+    peers=[
+        nats.PUBLISH_FLUSHED,
+        redis.PUBLISH_FLUSHED,
+        redis.BENCHMARK_FLUSHED,
+        redis.BENCHMARK_STRONGEST_FLUSHED,
+        kafka.PUBLISH_FLUSHED,
+    ],
 )
 def publish_batch_flushed() -> Iterator[Reading]:
     """Command 13, batches of 1,000, one connection, each record on disk before its ack."""
     return publishing("flushed", batches)
+
+
+@figure("jebp.publish_batch_written", unit="records/s", peers=[redis.BENCHMARK_WRITTEN, kafka.PUBLISH_WRITTEN])
+def publish_batch_written() -> Iterator[Reading]:
+    """Command 13, batches of 1,000, one connection, each record written before its ack."""
+    return publishing("written", batches)
 
 
 def waiting(clients: int) -> Iterator[Reading]:
@@ -167,7 +179,12 @@ def waiting(clients: int) -> Iterator[Reading]:
     "jebp.publish_one_at_a_time",
     unit="records/s",
     target=2_500,
-    peers=[nats.ONE_AT_A_TIME_FLUSHED, redis.ONE_AT_A_TIME_FLUSHED, redis.BENCHMARK_ONE_AT_A_TIME_FLUSHED],
+    peers=[
+        nats.ONE_AT_A_TIME_FLUSHED,
+        redis.ONE_AT_A_TIME_FLUSHED,
+        redis.BENCHMARK_ONE_AT_A_TIME_FLUSHED,
+        kafka.ONE_AT_A_TIME_FLUSHED,
+    ],
 )
 def publish_one_at_a_time() -> Iterator[Reading]:
     """One connection, `flushed`."""

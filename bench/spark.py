@@ -24,6 +24,7 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
 from bench.frame import Peer, PeerMissingError, Reading, figure
+from bench.peers import kafka
 from bench.workload import PAYLOAD, scratch_root
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def _spark() -> "SparkSession":
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "2g")
+        .config("spark.jars", ",".join(_kafka_connector()))
         .config("spark.driver.extraJavaOptions", fast_options())
         .config("spark.sql.streaming.checkpointFileManagerClass", FAST_CHECKPOINTS)
         .getOrCreate()
@@ -64,6 +66,13 @@ def _spark() -> "SparkSession":
     session.sparkContext.setLogLevel("OFF")
     atexit.register(session.stop)
     return session
+
+
+def _kafka_connector() -> list[str]:
+    try:
+        return kafka.jars("spark")
+    except PeerMissingError:
+        return []  # the peer that needs it says so itself
 
 
 @lru_cache(maxsize=1)

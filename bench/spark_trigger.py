@@ -1,7 +1,7 @@
 """How long a trigger of a stream takes that reads a thousand records, and one that finds nothing to read.
 
-Spark's own sources of made-up rows stand beside it: one that makes them in the JVM, and one that is written in Python
-and does nothing, which is the least that any source in Python can take.
+Kafka's connector stands beside it, and Spark's own sources of made-up rows: one that makes them in the JVM, and one
+that is written in Python and does nothing, which is the least that any source in Python can take.
 """
 
 import time
@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bench.frame import Peer, Reading, figure
+from bench.peers import kafka
 from bench.spark import TOPIC, _data, _spark
 from bench.workload import PAYLOAD, scratch_folder
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 ROWS = 1_000
 TRIGGERS, WARM_TRIGGERS = 20, 20
+KAFKA_RECORDS = 500_000
 IDLE = "spark.sql.streaming.noDataProgressEventInterval"
 
 Source = Callable[[], "DataStreamReader"]
@@ -76,6 +78,14 @@ def _at_the_end() -> "DataStreamReader":
     return _spark().readStream.format("babelbus").options(**place)
 
 
+def _kafka_triggers() -> Iterator[Reading]:
+    kafka.jars("spark")  # else it is said that they are missing
+    with kafka.server(flushed=False) as address:
+        kafka.publish(address, KAFKA_RECORDS)
+        place = {"kafka.bootstrap.servers": address, "subscribe": kafka.TOPIC, "startingOffsets": "earliest"}
+        yield from _triggers(lambda: _spark().readStream.format("kafka").options(**place, maxOffsetsPerTrigger=ROWS))
+
+
 def _rate() -> "DataStreamReader":
     return _spark().readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
 
@@ -94,6 +104,7 @@ def _python() -> "DataStreamReader":
     unit="ms",
     lower_is_better=True,
     peers=[
+        Peer("Spark's Kafka connector", _kafka_triggers),
         Peer("Spark's rate source", lambda: _triggers(_rate)),
         Peer("a Python source that does nothing", lambda: _triggers(_python)),
     ],

@@ -37,7 +37,7 @@ def server_process(command: Sequence[str], port: int, log_path: str) -> Iterator
     """Run a server from when it accepts on the loopback `port` until the block ends, however it ends.
 
     Raises:
-        RuntimeError: it ended, or did not listen within 10 seconds; the message carries the end of its log.
+        RuntimeError: it ended, or did not listen within a minute; the message carries the end of its log.
     """
     with open(log_path, "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -50,7 +50,7 @@ def server_process(command: Sequence[str], port: int, log_path: str) -> Iterator
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log_path: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -194,22 +194,62 @@ def get_tcp() -> Iterator[Reading]:
             yield Reading(pipelined(made, requests, REQUESTS, b"\n"))
 
 
-@figure("worterbuch.rtt_p50_us", unit="us", target=60, lower_is_better=True)
-def rtt() -> Iterator[Reading]:
-    """One connection, a set and its ack, then the next."""
-    with scratch_folder() as folder, server(folder) as started, connect_tcp(started) as made:
-        number = 0
+def round_trips(made: socket.socket, encode: Callable[[int], bytes]) -> Reading:
+    """Send a request, take its line of an answer, then send the next; return the median in microseconds.
+
+    The client waits actively, and a request is encoded before its clock starts: a client that sleeps until its answer
+    comes measures the wake-up of its own processor as well.
+
+    Raises:
+        TimeoutError: no answer came within 30 seconds.
+    """
+    made.setblocking(False)
+    latencies, number, until = list[float](), 0, time.perf_counter() + SECONDS
+    while time.perf_counter() < until:
+        number += 1
+        request = encode(number)
+        begun = time.perf_counter()
+        made.sendall(request)
+        _receive_line(made, begun + 30)
+        latencies.append(time.perf_counter() - begun)
+    latencies.sort()
+    return Reading(statistics.median(latencies) * 1e6, f"p99 {latencies[len(latencies) * 99 // 100] * 1e6:.0f} us")
+
+
+def _receive_line(made: socket.socket, deadline: float) -> None:
+    received = b""
+    while not received.endswith(b"\n"):
+        try:
+            data = made.recv(65536)
+        except BlockingIOError:
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"no answer within 30 seconds, but {received!r}") from None
+            continue
+        if not data:
+            raise ConnectionResetError(f"the server closed the connection behind {received!r}")
+        received += data
+
+
+def _redis_round_trips() -> Iterator[Reading]:
+    with redis.server(flushed=False) as port, socket.create_connection(("127.0.0.1", port)) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = b"*3\r\n$3\r\nSET\r\n$9\r\nbench/rtt\r\n$%d\r\n%b\r\n" % (len(VALUE), VALUE)
         while True:
-            latencies = []
-            until = time.perf_counter() + SECONDS
-            while (before := time.perf_counter()) < until:
-                number += 1
-                made.sendall(encode_message(Set(number, "bench/rtt", VALUE)) + b"\n")
-                made.recv(65536)
-                latencies.append(time.perf_counter() - before)
-            latencies.sort()
-            p99 = latencies[len(latencies) * 99 // 100] * 1e6
-            yield Reading(statistics.median(latencies) * 1e6, f"p99 {p99:.0f} us")
+            yield round_trips(made, lambda _: request)
+
+
+@figure(
+    "worterbuch.rtt_p50_us",
+    unit="us",
+    target=60,
+    lower_is_better=True,
+    peers=[Peer("Redis SET with the same client", _redis_round_trips)],
+)
+def rtt() -> Iterator[Reading]:
+    """One connection, a set and its ack, then the next; the client waits actively."""
+    with scratch_folder() as folder, server(folder) as started, connect_tcp(started) as made:
+        while True:
+            yield round_trips(made, lambda number: encode_message(Set(number, "bench/rtt", VALUE)) + b"\n")
 
 
 def _fill(made: socket.socket) -> float:
