@@ -325,7 +325,7 @@ class _Pool:
             partial(_Connection, self),
             str(addresses[0]),
             origin.port,
-            ssl=self._owner.tls if is_tls else None,
+            ssl=await self._owner.load_tls() if is_tls else None,
             server_hostname=origin.host if is_tls else None,
         )
         return connection
@@ -337,7 +337,7 @@ class Calls:
     def __init__(self, clock: Clock, allowed: Allowed) -> None:
         self.clock = clock
         self.allowed = allowed
-        self.tls = ssl.create_default_context()
+        self._tls: asyncio.Future[ssl.SSLContext] | None = None
         self._pools: dict[tuple[str, str, int], _Pool] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -366,6 +366,15 @@ class Calls:
         call.is_granted = is_granted
         pool.add(call)
         return call
+
+    async def load_tls(self) -> ssl.SSLContext:
+        """Return the TLS of calls; the first call loads the authorities of the system, in a thread.
+
+        That takes some 100 ms, which no start of a server and no change of the owner of a cluster should wait for.
+        """
+        if self._tls is None:
+            self._tls = asyncio.get_running_loop().run_in_executor(None, ssl.create_default_context)
+        return await asyncio.shield(self._tls)  # others wait for it too
 
     def spawn(self, coroutine: Any) -> None:
         """Run a coroutine in a task of its own."""
