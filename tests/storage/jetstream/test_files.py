@@ -1,5 +1,6 @@
 """The files of a cluster: what the next owner finds, and bad days. The contract is in tests/storage/test_files.py."""
 
+import base64
 import errno
 import itertools
 import random
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("nats", reason="engine jetstream is not tested: the package nats-py is not installed")
@@ -18,6 +20,7 @@ from babelbus.storage.files import FileSystem, LocalFiles
 from babelbus.storage.jetstream import JetstreamStore, Ownership, ReplicatedFiles, read_small_file
 from babelbus.storage.jetstream.content import CHUNK_BYTES
 from babelbus.storage.jetstream.errors import NatsRefusedError, StreamAlteredError
+from babelbus.storage.jetstream.frame import COVERED_FROM, HEAD, Frame, crc_of, decode, encode
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.jetstream.test_store import Background
 from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_cluster, send_to_nats
@@ -62,6 +65,14 @@ class House:
 
     def publish(self, subject: str, content: bytes) -> None:
         send_to_nats(self.server.url, f"{self.prefix}.files.{subject}", content)
+
+    def last(self, subject: str) -> Frame:
+        """The last message of a subject."""
+        asked = {"last_by_subj": f"{self.prefix}.files.{subject}"}
+        message = self.ask(f"STREAM.MSG.GET.{self.prefix}-files", asked)["message"]
+        frame = decode(base64.b64decode(message["data"]), message["seq"])
+        assert frame is not None
+        return frame
 
     def close(self) -> None:
         for ownership in self._opened:
@@ -304,6 +315,41 @@ def test_a_stream_that_somebody_touched_is_refused(house: House, deed: str) -> N
         house.ask(f"STREAM.UPDATE.{stream}", config | {"max_age": 10**12})
     with pytest.raises(StreamAlteredError):
         house.open(folder)
+
+
+@pytest.mark.parametrize("chunks", [b">", b"*", b"", b"a.b", b"0" * 15, b"0" * 17, b"\xff" * 16, b"0123456789abcde\n"])
+def test_a_file_whose_chunks_have_no_name_of_ours_is_refused(house: House, chunks: bytes) -> None:
+    first = house.open()
+    first.put("small", b"x")
+    first.put("large", bytes(2 * CHUNK_BYTES))
+    entry = house.last("$file.large")
+    house.publish("$file.large", encode(entry.head, chunks, crc_of(chunks)))
+    sequence = house.last("$file.large").head.sequence
+    before = house.subjects()
+    with pytest.raises(StreamAlteredError, match=rf"{house.prefix}-files, sequence {sequence}: .*large"):
+        house.open()
+    after = house.subjects()
+    assert {name for name in before if "$chunk" in name} <= {*after}
+
+
+def test_a_file_that_is_said_to_be_larger_than_a_message_is_refused(house: House) -> None:
+    first = house.open()
+    first.put("small", b"x")
+    entry = house.last("$file.small")
+    house.publish("$file.small", encode(msgspec.structs.replace(entry.head, base_offset=2**62), b"x", crc_of(b"x")))
+    with pytest.raises(StreamAlteredError, match="small is damaged"):
+        house.open()
+
+
+def test_a_file_whose_name_is_no_text_is_refused(house: House) -> None:
+    first = house.open()
+    first.put("small", b"x")
+    message = bytearray(encode(house.last("$file.small").head, b"x", crc_of(b"x")))
+    message[HEAD.size] = 0xFF
+    message[4:8] = crc_of(bytes(message[COVERED_FROM : HEAD.size + 5])).to_bytes(4, "big")
+    house.publish("$file.small", bytes(message))
+    with pytest.raises(StreamAlteredError, match="small is damaged"):
+        house.open()
 
 
 def test_a_deleted_stream_is_not_made_anew_by_a_member_with_an_empty_folder(house: House) -> None:

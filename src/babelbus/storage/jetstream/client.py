@@ -3,8 +3,8 @@ for the other. Calls that end in `_soon` and `call` come from any thread, all ot
 """
 
 import asyncio
-import contextlib
 import logging
+import re
 import ssl
 import threading
 from collections.abc import Callable, Coroutine
@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from babelbus.config import JetstreamSettings
 from babelbus.errors import ConfigError
-from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError
+from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError, NoLeaderError
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,10 @@ PURGE_SECONDS = 60.0
 """How long NATS may take to delete messages, or to make a stream."""
 SAY_ATTEMPTS = 10
 """How many attempts of a start pass until it says again that it waits for NATS."""
+CANCEL_AGAIN_SECONDS = 0.1
 READ_BYTES_PENDING_MAX = 512 * 2**20
+USER_INFORMATION = re.compile(r"^([A-Za-z]+://)?.*@")
+"""User and password in front of the host of an address."""
 
 T = TypeVar("T")
 
@@ -132,9 +135,11 @@ class Nats:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks:  # `wait_for` of Python 3.11, which the client calls, may lose a cancellation
+            for task in tasks:
+                task.cancel()
+            done, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_SECONDS)
+            await asyncio.gather(*done, return_exceptions=True)
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
@@ -161,14 +166,14 @@ class Nats:
     async def wait_again(self, error: BaseException) -> None:
         """Wait until it is time for the next attempt of a start; say now and then what the start waits for."""
         if self._attempts % SAY_ATTEMPTS == 0:
-            log.warning("waiting for NATS at %s (jetstream.servers): %s", self._settings.servers, error)
+            log.warning("waiting for NATS at %s (jetstream.servers): %s", ", ".join(self.servers), error)
         self._attempts += 1
         await asyncio.sleep(ATTEMPT_SECONDS)
 
     def _options(self) -> dict[str, Any]:
         settings = self._settings
         options: dict[str, Any] = {
-            "servers": [server.strip() for server in (settings.servers or "").split(",")],
+            "servers": _split(settings.servers),
             "name": f"babelbus {self._name}",
             "connect_timeout": 2,
             "pending_size": 0,  # what is published while the connection is lost would be sent much later
@@ -275,8 +280,13 @@ class Nats:
             NatsAwayError: it is not connected now.
         """
         if self._client is None or not self._client.is_connected:
-            raise self.refused or NatsAwayError(f"no NATS server at {self._settings.servers} answers; try again")
+            raise self.refused or NatsAwayError(f"no NATS server at {', '.join(self.servers)} answers; try again")
         return self._client
+
+    @property
+    def servers(self) -> list[str]:
+        """The addresses of `jetstream.servers` without user and password, which nobody may read anywhere."""
+        return [USER_INFORMATION.sub(r"\1", server) for server in _split(self._settings.servers)]
 
     @property
     def address(self) -> str:
@@ -313,12 +323,15 @@ class Nats:
         """Return the reply to a request.
 
         Raises:
-            NatsAwayError: no reply came.
+            NoLeaderError: no reply came.
+            NatsAwayError: there is no connection.
         """
         try:
             return await self.client.request(subject, content, timeout=seconds, headers=headers)
         except nats.errors.NoRespondersError as error:
-            raise NatsAwayError("no JetStream answers: it is not enabled for this account, or has no leader") from error
+            raise NoLeaderError("no JetStream answers: it is not enabled for this account, or has no leader") from error
+        except nats.errors.TimeoutError as error:
+            raise NoLeaderError("NATS does not answer; try again") from error
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise NatsAwayError(f"NATS does not answer ({str(error) or type(error).__name__}); try again") from error
 
@@ -329,13 +342,17 @@ class Nats:
 
         Raises:
             ApiError: JetStream refused.
-            NatsAwayError: no reply came.
+            NoLeaderError: no reply came, or there is no leader that could give one.
+            NatsAwayError: there is no connection.
         """
         body = b"" if content is None else msgspec.json.encode(content)
         reply = await self.ask(f"$JS.API.{call}", body, seconds=seconds)
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if "error" in answer:
-            raise ApiError(answer["error"].get("err_code", 0), answer["error"].get("description", "refused"))
+            refusal = ApiError(answer["error"].get("err_code", 0), answer["error"].get("description", "refused"))
+            if refusal.code in NO_LEADER:
+                raise NoLeaderError(f"JetStream has no leader for {call}: {refusal}; try again") from refusal
+            raise refusal
         return answer
 
     async def get_from_leader(self, stream: str, **chosen: str | int) -> Stored | None:
@@ -352,6 +369,24 @@ class Nats:
         data = message.get("data", "")
         return Stored(message["subject"], message["seq"], msgspec.json.decode(f'"{data}"', type=bytes))
 
+    async def read_from_leader(self, stream: str, **chosen: str | int) -> Stored | None:
+        """Return one message from the leader of a stream; ask again while none answers, until an election is over.
+
+        Raises:
+            NatsAwayError: JetStream refused, or no reply came.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + sum(READ_AGAIN_SECONDS)
+        while True:
+            try:
+                return await self.get_from_leader(stream, **chosen)
+            except ApiError as error:
+                raise NatsAwayError(f"stream {stream}: {error}") from error
+            except NoLeaderError:
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(READ_AGAIN_SECONDS[0])
+
     async def get_batch(self, stream: str, subject: str, sequence: int, bytes_max: int, count: int) -> list[Stored]:
         """Return messages of a subject from a sequence on, from any replica, which may lag.
 
@@ -362,8 +397,12 @@ class Nats:
             NatsAwayError: no reply came.
         """
         for seconds in READ_AGAIN_SECONDS:
-            with contextlib.suppress(_NoReplyError):
+            try:
                 return await self._get_batch(stream, subject, sequence, bytes_max, count, seconds)
+            except NoLeaderError:
+                await asyncio.sleep(seconds)
+            except _NoReplyError:
+                pass
         raise NatsAwayError("NATS does not answer a read; try again")
 
     async def _get_batch(
@@ -382,9 +421,8 @@ class Nats:
                 if "Status" in headers:
                     if headers["Status"] in ("204", "404"):
                         return found
-                    raise NatsAwayError(
-                        f"stream {stream} cannot be read: {headers['Status']} {headers.get('Description', '')}"
-                    )
+                    text = f"stream {stream} cannot be read: {headers['Status']} {headers.get('Description', '')}"
+                    raise NoLeaderError(text) if headers["Status"] == UNAVAILABLE else NatsAwayError(text)
                 found.append(Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), message.data))
                 if count == 1:
                     return found
@@ -403,6 +441,10 @@ class _NoReplyError(Exception):
     """No replica has answered a read so far."""
 
 
+def _split(servers: str | None) -> list[str]:
+    return [server.strip() for server in (servers or "").split(",")]
+
+
 async def _subscribe(client: Client, subject: str, callback: Callable[[Msg], None]) -> None:
     async def receive(message: Msg) -> None:
         callback(message)
@@ -410,6 +452,10 @@ async def _subscribe(client: Client, subject: str, callback: Callable[[Msg], Non
     await client.subscribe(subject, cb=receive)
 
 
+UNAVAILABLE = "503"
+"""The status of a read that no replica is there to answer."""
+NO_LEADER = (10008, 10009)
+"""JetStream is unavailable, or the server that answers leads no more: for as long as an election takes."""
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 WRONG_SEQUENCE = (10071, 10164)

@@ -1,10 +1,14 @@
 """The bytes of a replicated file in memory: what is written until it is flushed, and which chunks the stream has."""
 
+import re
 import secrets
 import threading
 from collections.abc import Iterable
 
 CHUNK_BYTES = 2**17
+ID_BYTES = 8
+ID = re.compile(rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
+"""The name of the chunks of a file in the stream."""
 
 
 class Content:
@@ -112,7 +116,7 @@ class Content:
         """
         with self.lock:
             size = self.size
-            name = self.id or ("" if size <= CHUNK_BYTES else secrets.token_hex(8))
+            name = self.id or ("" if size <= CHUNK_BYTES else secrets.token_hex(ID_BYTES))
             numbers = sorted(self.dirty) if self.id else range(count_chunks(size))
             taken = {
                 number: bytes(self.chunks[number][: size - number * CHUNK_BYTES])

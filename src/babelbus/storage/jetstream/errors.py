@@ -8,6 +8,10 @@ class NatsAwayError(DiskError):
     """No NATS server answers: what was under way may be stored or not; try again when NATS is back."""
 
 
+class NoLeaderError(NatsAwayError):
+    """The leader of a stream does not answer, or JetStream elects one: a matter of seconds."""
+
+
 class NatsRefusedError(StorageError):
     """NATS cannot be used as it is: credentials, version or JetStream itself. Somebody must change that first."""
 

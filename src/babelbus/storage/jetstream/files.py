@@ -21,7 +21,7 @@ from babelbus.errors import StorageError
 from babelbus.storage.errors import DiskFullError, StaleWriterError
 from babelbus.storage.files import FILE_MODE, FOLDER_MODE, File, FileSystem
 from babelbus.storage.jetstream.client import PURGE_SECONDS, ApiError, Stored
-from babelbus.storage.jetstream.content import CHUNK_BYTES, Content
+from babelbus.storage.jetstream.content import CHUNK_BYTES, ID, Content
 from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError, StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
 from babelbus.storage.jetstream.membership import FILE, FIXED_FILES, LABEL, config_of, open_membership, token_of
@@ -225,10 +225,7 @@ class ReplicatedFiles:
     async def _get_chunk(self, name: str, number: int) -> bytes:
         subject, stream = self._subject(CHUNK, name, str(number)), self._shard.stream
         while True:
-            try:
-                message = await self._nats.get_from_leader(stream, last_by_subj=subject)
-            except ApiError as error:
-                raise NatsAwayError(f"stream {stream}: {error}") from error
+            message = await self._nats.read_from_leader(stream, last_by_subj=subject)
             if message is None:
                 raise StreamAlteredError(f"stream {stream}: {subject} is gone: somebody deleted it; restore the stream")
             frame = decode(message.data, message.sequence)
@@ -548,11 +545,14 @@ class ReplicatedFiles:
             if head.kind == Kind.GONE:
                 self._tombstones.append((subject, sequence))
                 continue
-            name, size = head.topic, head.base_offset
-            content = Content(name, frame.data if head.kind == Kind.FILE else b"")
+            name, size, is_chunked = head.topic, head.base_offset, head.kind == Kind.CHUNKED
+            # Chunks are read and purged by this name: a wildcard would reach those of every file.
+            if not ID.fullmatch(frame.data) if is_chunked else size > CHUNK_BYTES:
+                raise _damaged(stream, sequence, subject)
+            content = Content(name, b"" if is_chunked else frame.data)
             content.size = size
             content.dirty.clear()
-            content.note_stored(size, frame.data.decode() if head.kind == Kind.CHUNKED else "")
+            content.note_stored(size, frame.data.decode() if is_chunked else "")
             self._contents[name] = content
             self._stored.add(name)
         if count != len(self._stored):

@@ -89,7 +89,10 @@ def decode(message: bytes, sequence: int) -> Frame | None:
     if crc_of(message[COVERED_FROM:end]) != head_crc:
         return None
     data = message[end:]
-    topic = message[HEAD.size : end].decode()
+    try:
+        topic = message[HEAD.size : end].decode()
+    except UnicodeDecodeError:
+        return None
     head = Head(kind, topic, partition, epoch, base, following, before, latest, sequence)
     return Frame(head, data if crc_of(data) == data_crc else None, len(data))
 
