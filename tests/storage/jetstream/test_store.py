@@ -1,6 +1,7 @@
 """Engine `jetstream` on bad days: two owners, unknown outcomes, streams that somebody changed, damaged frames."""
 
 import asyncio
+import base64
 import itertools
 import logging
 import os
@@ -40,6 +41,7 @@ from babelbus.storage.jetstream.errors import (
 from babelbus.storage.jetstream.frame import Head, Kind, crc_of, encode
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.cluster import until
 from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_cluster, nats_server, send_to_nats
 
 pytestmark = pytest.mark.usefixtures("nats")
@@ -291,6 +293,58 @@ def test_a_publisher_is_answered_when_nats_stays_away_and_nothing_comes_twice(tm
         place.close()
 
 
+def test_a_message_behind_one_whose_sequence_was_taken_is_stored_in_its_turn(tmp_path: Path) -> None:
+    with nats_server() as server:
+        place = Place(server.url, tmp_path)
+        log = place.log()
+        write(log, 3)
+        place.publish(f"{place.prefix}.0.t.0", b"taken")  # the next message is refused, and the one behind it is not
+        server.pause()
+        for number in (3, 4):
+            append(log, numbered(1, first=number))
+            assert until(lambda sent=number - 2: len(log.shard._in_flight) == sent)  # type: ignore[misc]
+        server.resume()
+        log.durable()
+        assert numbers(log) == list(range(5))
+        again = place.log(place.open())
+        assert numbers(again) == list(range(5))
+        assert again.recovery.bad == []
+        place.close()
+
+
+def test_a_message_that_was_stored_out_of_turn_and_again_is_read_once(place: Place) -> None:
+    log = place.log()
+    write(log, 5)
+    for _ in range(2):
+        write(log, 1)
+    subject, stream = f"{place.prefix}.0.t.0", f"{place.prefix}-0"
+    last = place.ask(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})["message"]
+    before = place.ask(f"STREAM.MSG.GET.{stream}", {"seq": last["seq"] - 1})["message"]
+    for message in (before, last):
+        assert place.ask(f"STREAM.MSG.DELETE.{stream}", {"seq": message["seq"]})["success"]
+    for message in (last, before, last):  # a crash came before the first one was removed
+        place.publish(subject, base64.b64decode(message["data"]))
+    again = place.log(place.open())
+    assert numbers(again) == list(range(7))
+    assert again.recovery.bad == []
+    write(again, 1)
+    assert numbers(place.log(place.open())) == list(range(8))
+
+
+def test_a_message_with_offsets_that_are_there_already_is_refused_and_nothing_is_removed(place: Place) -> None:
+    log = place.log()
+    for _ in range(3):
+        write(log, 1)
+    subject, stream = f"{place.prefix}.0.t.0", f"{place.prefix}-0"
+    last = place.ask(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})["message"]
+    before = place.ask(f"STREAM.MSG.GET.{stream}", {"seq": last["seq"] - 1})["message"]
+    place.publish(subject, base64.b64decode(before["data"]))
+    with pytest.raises(StreamAlteredError, match="records from offset 1 on, which are there already"):
+        place.log(place.open())
+    for message in (before, last):
+        assert place.ask(f"STREAM.MSG.GET.{stream}", {"seq": message["seq"]})["message"] == message
+
+
 def test_a_message_of_an_owner_of_before_that_comes_late_is_never_served(place: Place) -> None:
     log = place.log()
     write(log, 10)
@@ -505,7 +559,7 @@ def waiting_for_nats(reason: str = "") -> Iterator[threading.Event]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "waiting for NATS" in record.getMessage():
+            if "waiting for NATS" in record.getMessage() and reason in record.getMessage():
                 said.set()
 
     handler, logger = Handler(), logging.getLogger("babelbus.storage.jetstream")

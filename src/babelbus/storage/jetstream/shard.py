@@ -476,6 +476,7 @@ class Shard:
             if frame is not None and self.is_valid(frame.head):
                 stored[message.sequence] = frame.head.epoch
             sequence = message.sequence + 1
+        await self._remove_out_of_turn(stored)
         with self.done:
             while self._in_flight and stored.get(self._in_flight[0].sequence) == self._in_flight[0].epoch:
                 self._stored_first()
@@ -493,6 +494,22 @@ class Shard:
             self.doubt_since = None
             self._finish_dropping()
         self._wake.set()
+
+    async def _remove_out_of_turn(self, stored: dict[int, int]) -> None:
+        """Delete messages on the way that are stored although one before them is not: all of these go out again.
+
+        A late message of the writer before may have taken the sequence of one message, which is refused then; the
+        messages behind it still find the sequence that they expect.
+        """
+        are_stored = [stored.get(message.sequence) == message.epoch for message in self._in_flight]
+        if all(are_stored):
+            return
+        for message in list(self._in_flight)[are_stored.index(False) :]:
+            if stored.get(message.sequence) == message.epoch:
+                log.warning(
+                    "stream %s: sequence %d was stored out of turn, and is removed", self.stream, message.sequence
+                )
+                await self._nats.api(f"STREAM.MSG.DELETE.{self.stream}", {"seq": message.sequence, "no_erase": True})
 
     def _fail(self, error: StorageError) -> None:
         log.error("%s", error)

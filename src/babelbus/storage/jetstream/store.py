@@ -115,7 +115,7 @@ class JetstreamStore:
         """Find the topics and the unfinished removals of a shard by its subjects."""
         shard = self.shards[number]
         for subject in self.nats.call(self._ownership.subjects(shard.stream, f"{shard.prefix}.{REMOVED}.*")):
-            message = self.nats.call(self.nats.get_from_leader(shard.stream, last_by_subj=subject))
+            message = self.nats.call(self.nats.read_from_leader(shard.stream, last_by_subj=subject))
             frame = None if message is None else decode(message.data, message.sequence)
             if frame is None or frame.data is None:
                 log.error("%s: a record of a removed topic is damaged, its space is not given back", subject)

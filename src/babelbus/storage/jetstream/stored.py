@@ -208,7 +208,7 @@ class StoredLog(FilelessLog):
             StreamAlteredError: the message is not of Babelbus, or damaged.
         """
         while True:
-            message = self.nats.call(self.nats.get_from_leader(self.shard.stream, **chosen))
+            message = self.nats.call(self.nats.read_from_leader(self.shard.stream, **chosen))
             if message is None:
                 return None
             frame = decode(message.data, message.sequence)
@@ -222,8 +222,8 @@ class StoredLog(FilelessLog):
                 return frame
             self._remove(message.sequence)
 
-    def _remove(self, sequence: int) -> None:
-        log.warning("%s: sequence %d is removed: its writer was not the owner any more", self.name, sequence)
+    def _remove(self, sequence: int, reason: str = "its writer was not the owner any more") -> None:
+        log.warning("%s: sequence %d is removed: %s", self.name, sequence, reason)
         self.nats.call(self.nats.api(f"STREAM.MSG.DELETE.{self.shard.stream}", {"seq": sequence, "no_erase": True}))
 
     def _recover(self) -> None:
@@ -290,21 +290,31 @@ class StoredLog(FilelessLog):
             self._note_lost(expected, begins, "the frames are gone: somebody purged them")
 
     def _scan(self, last: Frame) -> None:
-        """Read the frames behind the bounds up to the last frame: where they end, their producers, what is damaged."""
+        """Read the frames behind the bounds up to the last frame: where they end, their producers, what is damaged.
+
+        Raises:
+            StreamAlteredError: two frames have one offset.
+        """
         bounds = self.bounds
         at, heads, found = bounds.next_offset, list[Head](), list[StoredBatch]()
+        # Of each head, the batches of producers; `None` for a frame that is damaged.
+        contents: list[list[StoredBatch] | None] = []
         for frame in self.frames(self.records, bounds.scanned + 1, last.head.sequence + 1):
-            head = frame.head
             self.recovery.read_bytes += frame.size_bytes
+            for _ in range(self._count_out_of_turn(heads, frame.head)):
+                contents.pop()
+                self._remove(heads.pop().sequence, "it was stored out of turn, and sent again")
+            heads.append(frame.head)
+            contents.append(None if frame.data is None else _producers_of(frame.data))
+        for head, batches in zip(heads, contents, strict=True):
             if head.base_offset != at:
                 self._note_lost(at, head.base_offset, "frames are missing")
-            if frame.data is None:
+            if batches is None:
                 reason = f"stream {self.shard.stream}, sequence {head.sequence}: wrong CRC"
                 self._note_lost(head.base_offset, head.next_offset, reason)
             else:
-                found += _producers_of(frame.data)
+                found += batches
             at = head.next_offset
-            heads.append(head)
             self.records.add(head)
         end, end_bytes = last.head.next_offset, last.head.bytes_before + last.size_bytes
         latest, scanned = last.head.latest_timestamp, last.head.sequence
@@ -324,6 +334,30 @@ class StoredLog(FilelessLog):
             bounds, next_offset=end, end_bytes=end_bytes, latest_timestamp=latest, scanned=scanned
         )
         self._bytes_since_bounds = end_bytes - bounds.end_bytes
+
+    def _count_out_of_turn(self, heads: list[Head], following: Head) -> int:
+        """Return how many of the last frames stand behind a gap that the following frame begins to fill.
+
+        They were not acknowledged, because what is acknowledged has no gap in front of it.
+
+        Raises:
+            StreamAlteredError: the following frame has an offset that a frame without a gap has already.
+        """
+        kept = len(heads)
+        while kept and heads[kept - 1].base_offset >= following.base_offset:
+            kept -= 1
+        if kept < len(heads) and heads[kept].base_offset <= self._end_of(heads, kept):
+            kept = len(heads)
+        if following.base_offset < self._end_of(heads, kept):
+            raise StreamAlteredError(
+                f"{self.name}: sequence {following.sequence} has records from offset {following.base_offset} on, which"
+                " are there already: somebody wrote into the stream; restore it"
+            )
+        return len(heads) - kept
+
+    def _end_of(self, heads: list[Head], count: int) -> int:
+        """Return the offset behind the first frames of those behind the bounds."""
+        return heads[count - 1].next_offset if count else self.bounds.next_offset
 
     def frames(self, places: Places, sequence: int, end: int, page_bytes: int = PAGE_BYTES) -> Iterator[Frame]:
         """Yield the frames that `messages` finds; what holds no frame is logged."""
@@ -349,7 +383,7 @@ class StoredLog(FilelessLog):
             )
             if not messages:  # the replica may lag
                 message = self.nats.call(
-                    self.nats.get_from_leader(stream, seq=sequence, next_by_subj=places.subject), self._timeout
+                    self.nats.read_from_leader(stream, seq=sequence, next_by_subj=places.subject), self._timeout
                 )
                 if message is None:
                     return
