@@ -12,12 +12,16 @@ import pytest
 
 pytest.importorskip("nats", reason="engine jetstream is not tested: the package nats-py is not installed")
 
+from nats.aio.msg import Msg
+
 from babelbus.clock import ManualClock
 from babelbus.config import JetstreamSettings
 from babelbus.errors import StorageError
 from babelbus.storage.errors import StaleWriterError
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.jetstream import Ownership, Presence
+from babelbus.storage.jetstream import lease as lease_module
+from babelbus.storage.jetstream.client import REPLY_SECONDS
 from babelbus.storage.jetstream.errors import NatsAwayError
 from babelbus.storage.jetstream.lease import HEIR_SECONDS, Lease
 from babelbus.storage.jetstream.presence import AWAY_SECONDS
@@ -42,7 +46,8 @@ class Standby:
     """A second server, on a copy of the data folder, with a clock that moves when it is told to."""
 
     def __init__(self, place: Place, folder: Path) -> None:
-        shutil.copytree(place.folder, folder)
+        if not folder.exists():
+            shutil.copytree(place.folder, folder)
         self.clock = ManualClock(NOW)
         self.waits = threading.Event()
         self._handler = logging.Handler()
@@ -126,6 +131,27 @@ def test_a_server_that_was_killed_starts_again_without_waiting(place: Place) -> 
     assert numbers(log) == list(range(20))
 
 
+@pytest.mark.parametrize("other", ["machine", "folder", "system"])
+def test_a_server_waits_for_an_owner_whose_folder_has_only_the_same_name(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    folder, boot_id = tmp_path / "data", tmp_path / "boot_id"
+    folder.mkdir()
+    first = place.open(folder, lease_seconds=SECONDS)
+    if other == "folder":  # a copy in the place of the original
+        folder.rename(tmp_path / "before")
+        shutil.copytree(tmp_path / "before", folder)
+    else:
+        monkeypatch.setattr(lease_module, "BOOT_ID", str(boot_id))
+        if other == "machine":
+            boot_id.write_text("another start of a machine\n")
+    standby = Standby(place, folder)
+    assert standby.waits.wait(SAFETY_NET_SECONDS)
+    first.close()
+    assert standby.opening.wait().value.shards[0].epoch == 2
+    standby.done()
+
+
 def test_an_owner_whose_time_ended_serves_no_reads(place: Place, nats: NatsServer) -> None:
     relay = Relay(nats.port)
     clock = ManualClock(NOW)
@@ -174,6 +200,57 @@ def party(nats: NatsServer, tmp_path: Path) -> Iterator[Party]:
     party.leave()
 
 
+class SlowStore:
+    """A real NATS whose answers to renewals come late, by the clock of the owner."""
+
+    def __init__(self, member: Ownership, clock: ManualClock, seconds: float) -> None:
+        self.ask_now, self._clock, self._seconds = member.nats.ask, clock, seconds
+        self._due: list[float] = []
+        """When the answers come that are not there."""
+        self.sent_at = 0.0
+        member.nats.ask = self.ask  # type: ignore[method-assign]
+
+    async def ask(
+        self, subject: str, content: bytes, headers: dict[str, str] | None = None, seconds: float = REPLY_SECONDS
+    ) -> Msg:
+        if not subject.endswith(".lease"):
+            return await self.ask_now(subject, content, headers, seconds)
+        self.sent_at = self._clock.monotonic()
+        due, end = self.sent_at + self._seconds, self.sent_at + seconds
+        self._due.append(min(due, end))
+        reply = await self.ask_now(subject, content, headers, SAFETY_NET_SECONDS)
+        while self._clock.monotonic() < min(due, end):  # noqa: ASYNC110 - the clock moves in another thread
+            await asyncio.sleep(0.001)
+        self._due.remove(min(due, end))
+        if end < due:
+            raise NatsAwayError("no answer came in time")
+        return reply
+
+    async def settle(self) -> None:
+        """Return when a renewal was sent at this time, and all answers came that may come at this time."""
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            while self.sent_at < self._clock.monotonic() or min(self._due) <= self._clock.monotonic():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("late", [0.25, 2.5])
+def test_a_store_that_answers_late_ends_no_lease(party: Party, monkeypatch: pytest.MonkeyPatch, late: float) -> None:
+    monkeypatch.setattr(lease_module, "RENEWALS", 1000)
+    clock = ManualClock(NOW)
+    first, lease = party.join("a", clock, seconds=10.0)
+    first.acquire()
+    ended: list[StorageError] = []
+    lease.on_ended.append(ended.append)
+    store = SlowStore(first, clock, late)
+    for _ in range(50):
+        clock.advance(0.5)
+        first.nats.call(store.settle())
+        assert ended == []
+        assert lease.rest_seconds >= 0.9 * 10 - 2 * late - 1
+    clock.advance(late)  # or the end of the test would wait for an answer
+    first.nats.ask = store.ask_now  # type: ignore[method-assign]
+
+
 def test_a_lease_that_is_given_away_goes_to_its_heir_and_counts_up(party: Party) -> None:
     first, lease = party.join("a")
     second, second_lease = party.join("b")
@@ -204,6 +281,7 @@ def test_a_lease_whose_heir_does_not_come_is_taken_by_another(party: Party) -> N
         pass
     assert not second_lease.is_valid()
     clock.advance(HEIR_SECONDS)
+    first.nats.call(lease._tell())  # it may wait by the real clock
     waiting.wait()
     assert second_lease.held.epoch == 2
 

@@ -11,6 +11,7 @@ A message on the subject of news, which no stream keeps, tells those who wait to
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -21,24 +22,27 @@ import msgspec
 from babelbus.clock import Clock
 from babelbus.errors import StorageError
 from babelbus.storage.errors import StaleWriterError
-from babelbus.storage.jetstream.client import NO_STREAM, PURGE_SECONDS, WRONG_SEQUENCE, ApiError, Nats
+from babelbus.storage.files import FileSystem
+from babelbus.storage.jetstream.client import NO_STREAM, PURGE_SECONDS, REPLY_SECONDS, WRONG_SEQUENCE, ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError, NatsRefusedError
 
 log = logging.getLogger(__name__)
 
 RENEWALS = 10
-"""How often an owner renews its lease within the time of the lease."""
+"""How often an owner renews its lease within the time of the lease, whether NATS is slow to answer or not."""
 SAFE_SHARE = 0.9
 """The part of its time after which an owner that could not renew stops to acknowledge."""
 AGAIN_SECONDS = 0.1
-"""How soon a renewal is tried again that got no answer."""
+"""How soon a renewal is tried again that could not be sent, or that NATS refused."""
 HEIR_SECONDS = 3.0
 """How long the others wait for the server that a lease was given to."""
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""Where Linux says which start of the machine this is."""
 SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The lease: `owner` is a process, `place` a data folder, which one process has at a time."""
+    """The lease: `owner` is a process, `place` a data folder (`place_of`), which one process has at a time."""
 
     owner: str
     place: str
@@ -60,6 +64,27 @@ class Held(msgspec.Struct, frozen=True):
     """Other members show the key when they link to the owner: a reader of the lease belongs to the cluster."""
 
 
+def place_of(files: FileSystem, folder: str) -> str:
+    """Return the place of a data folder: no other folder has it, on this machine or another one.
+
+    A process that has the lock of the folder knows that every other process with the same place is gone. Names of
+    hosts and paths are the same on machines that were made from one image, so the start of the machine and the inode
+    belong to the place. A system that does not tell these has a new place every time, which is nobody else's.
+    """
+    parts = [socket.gethostname(), folder]
+    try:
+        boot = files.open(BOOT_ID, write=False)
+        try:
+            parts.append(boot.pread(64, 0).decode("ascii", "replace").strip())
+        finally:
+            boot.close()
+        found = os.stat(folder)
+        parts.append(f"{found.st_dev}:{found.st_ino}")
+    except OSError:
+        parts.append(secrets.token_hex(16))
+    return ":".join(parts)
+
+
 class Lease:
     """The right to write the streams of a prefix. Everything runs in the thread of the connection."""
 
@@ -68,7 +93,7 @@ class Lease:
         nats: Nats,
         prefix: str,
         owner: str,
-        folder: str,
+        place: str,
         seconds: float,
         replicas: int,
         clock: Clock,
@@ -78,17 +103,22 @@ class Lease:
     ) -> None:
         self._nats = nats
         self._stream, self._subject, self._news = f"{prefix}-lease", f"{prefix}.lease", f"{prefix}.news"
-        host = socket.gethostname()
         self._held = Held(
-            owner, f"{host}:{folder}", host, seconds, name=name, version=version, key=secrets.token_hex(32)
-        )  # fmt: skip
+            owner, place, socket.gethostname(), seconds, name=name, version=version, key=secrets.token_hex(32)
+        )
         self._seconds, self._replicas, self._clock = seconds, replicas, clock
         self._sequence = 0
+        """The message that the next write replaces: our last one that is known to be stored."""
+        self._stored: Held | None = None
+        """The content of that message."""
         self._until = 0.0
         self._has_ended = False
         self._task: asyncio.Task[None] | None = None
+        self._renewals: set[asyncio.Task[bool]] = set()
+        """The renewals that were sent and are not answered."""
+        self._tenure = 0
+        """How often the lease was released or lost: an answer to what was sent before counts no more."""
         self._timer: asyncio.TimerHandle | None = None
-        self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._is_made = False
         self._seen = -1
@@ -194,7 +224,8 @@ class Lease:
         self._held = msgspec.structs.replace(
             self._held, epoch=epoch, since_ms=self._clock.now_ms(), address="", heir="", released=False
         )
-        if not await self._put(sequence):
+        self._sequence = sequence
+        if not await self._put():
             return False
         self.lost, self._has_ended = None, False
         self.seen = self._held
@@ -204,11 +235,10 @@ class Lease:
     async def advertise(self, address: str) -> None:
         """Write the address at which members reach this server, which has the lease.
 
-        Raises:
-            StorageError: NATS does not answer; the next renewal has the address.
+        If NATS does not answer within `REPLY_SECONDS`, this returns all the same: every renewal has the address.
         """
         self._held = msgspec.structs.replace(self._held, address=address)
-        await self._put()
+        await asyncio.wait([self._begin_renewal()], timeout=REPLY_SECONDS)
         await self._tell()
 
     async def release(self, heir: str = "") -> None:
@@ -217,24 +247,23 @@ class Lease:
             return
         self._task.cancel()
         self._task = None
-        self._stop_timer()
+        self._end_renewals()
         if self.lost is None:
             try:
                 self._held = msgspec.structs.replace(self._held, heir=heir, released=True, address="")
-                if not await self._put() and await self._is_ours():
-                    await self._put()
+                while not await self._put() and await self._find() is None:
+                    pass  # what was refused came behind a renewal of ours whose answer was not read
                 await self._tell()
             except NatsAwayError as error:
                 log.warning("the lease ends by itself: %s", error)
         self._until, self._seen = 0.0, -1
 
-    async def _is_ours(self) -> bool:
-        """Return whether the lease is still ours: a renewal that was cut off is stored, and its answer was not read."""
-        sequence, held = await self._read()
-        if held is None or held.owner != self._held.owner:
-            return False
-        self._sequence = sequence
-        return True
+    def _end_renewals(self) -> None:
+        """Cancel the renewals that are not answered; no answer to what was sent so far counts any more."""
+        self._tenure += 1
+        for renewal in self._renewals:
+            renewal.cancel()
+        self._stop_timer()
 
     async def _tell(self) -> None:
         """Send the news to the servers that wait; without the news they look again in a while."""
@@ -285,56 +314,103 @@ class Lease:
             log.error("stream %s: the lease is damaged, it counts as free", self._stream)
             return message.sequence, None
 
-    async def _put(self, expected: int | None = None) -> bool:
-        """Write the lease in the place of the message `expected`, or of our last one; return whether it was the last.
+    async def _put(self, seconds: float = REPLY_SECONDS) -> bool:
+        """Write the lease in the place of our last message; return whether that was the last one.
+
+        The time of the lease counts from this call, whenever the answer comes within `seconds`.
 
         Raises:
             NatsAwayError: NATS does not answer; the lease may be written.
         """
-        async with self._writing:
-            sequence = self._sequence if expected is None else expected
-            sent_at = self._clock.monotonic()
-            headers = {SEQUENCE_HEADER: str(sequence)}
-            reply = await self._nats.ask(self._subject, msgspec.json.encode(self._held), headers)
-            answer = msgspec.json.decode(reply.data)
-            if "error" in answer:
-                if answer["error"].get("err_code") in WRONG_SEQUENCE:
-                    return False
-                raise NatsAwayError(f"stream {self._stream}: {answer['error'].get('description')}")
-            self._sequence, self._until = answer["seq"], sent_at + self._seconds * SAFE_SHARE
-            self._has_ended = False
+        held, tenure, sent_at = self._held, self._tenure, self._clock.monotonic()
+        headers = {SEQUENCE_HEADER: str(self._sequence)}
+        reply = await self._nats.ask(self._subject, msgspec.json.encode(held), headers, seconds)
+        answer = msgspec.json.decode(reply.data)
+        if "error" in answer:
+            if answer["error"].get("err_code") in WRONG_SEQUENCE:
+                return False
+            raise NatsAwayError(f"stream {self._stream}: {answer['error'].get('description')}")
+        if tenure == self._tenure and answer["seq"] >= self._sequence:
+            self._sequence, self._stored = answer["seq"], held
+            self._until = max(self._until, sent_at + self._seconds * SAFE_SHARE)
+            if self.is_valid():
+                self._has_ended = False
             self._watch()
-            return True
+        return True
+
+    async def _find(self) -> Held | None:
+        """Read the lease after a refused write; return the lease of another server, `None` if the next write may do.
+
+        Raises:
+            NatsAwayError: NATS does not answer.
+        """
+        before = self._sequence
+        sequence, held = await self._read()
+        if held is not None and held.owner != self._held.owner:
+            return held
+        if self._sequence == before:  # else an answer has come meanwhile, which is newer
+            self._sequence, self._stored = sequence, held
+        return None
+
+    # -- renewals ----------------------------------------------------------------------------------------------------
 
     async def _renew(self) -> None:
-        """Update the lease again and again, until another server has it."""
-        while True:
-            await asyncio.sleep(self._seconds / RENEWALS)
-            while True:
-                try:
-                    if not await self._put() and not await self._find():
-                        return
-                    break
-                except StorageError as error:
-                    self._check_time(error)
-                    await asyncio.sleep(AGAIN_SECONDS)
+        """Update the lease again and again, until another server has it; a slow answer holds up no later renewal."""
+        pause = self._seconds / RENEWALS
+        while self.lost is None:
+            await asyncio.sleep(pause)
+            renewal = self._begin_renewal()
+            pause = self._seconds / RENEWALS
+            await asyncio.wait([renewal], timeout=pause)
+            if not renewal.done():
+                pause = 0.0
+            elif renewal.cancelled() or not renewal.result():
+                pause = min(pause, AGAIN_SECONDS)
 
-    async def _find(self) -> bool:
-        """Read the lease after a refused renewal; return whether it is still ours."""
+    def _begin_renewal(self) -> asyncio.Task[bool]:
+        renewal = self._nats.loop.create_task(self._renew_or_tell())
+        self._renewals.add(renewal)
+        renewal.add_done_callback(self._renewals.discard)
+        return renewal
+
+    async def _renew_or_tell(self) -> bool:
+        """Update the lease; return whether NATS answered."""
+        try:
+            await self._renew_once()
+        except StorageError as error:
+            self._check_time(error)
+            return False
+        return True
+
+    async def _renew_once(self) -> None:
+        """Update the lease, or note that another server has it.
+
+        Raises:
+            NatsAwayError: NATS does not answer.
+        """
         while True:
-            sequence, held = await self._read()
-            if held is not None and held.owner != self._held.owner:
-                break
-            self._sequence = sequence  # an answer that did not come: the renewal is stored
-            if await self._put():
-                return True
+            sequence = self._sequence
+            if await self._put(self._seconds * SAFE_SHARE):
+                return
+            if self._sequence == sequence:
+                other = await self._find()
+                if other is not None:
+                    self._lose(other)
+                    return
+            elif self._stored == self._held:  # a renewal before this one was answered meanwhile
+                return
+
+    def _lose(self, other: Held) -> None:
+        """Handle that another server has the lease."""
+        if self._task is None or self.lost is not None:
+            return
         self.lost = StaleWriterError(
-            f"the server on {held.host} has taken the lease of the streams; this one writes no more: stop or restart it"
+            f"the server on {other.host} has taken the lease of the streams; this one writes no more:"
+            " stop or restart it"
         )
         self._until = 0.0
-        self._stop_timer()
+        self._end_renewals()
         self._end(self.lost)
-        return False
 
     # -- the end of the time -----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from babelbus.errors import ConfigError, StorageError
 from babelbus.storage.files import FileSystem
 from babelbus.storage.jetstream.client import ApiError, Nats
 from babelbus.storage.jetstream.errors import NatsAwayError
-from babelbus.storage.jetstream.lease import Lease
+from babelbus.storage.jetstream.lease import Lease, place_of
 from babelbus.storage.jetstream.presence import Members
 from babelbus.storage.jetstream.shard import Shard
 from babelbus.storage.jetstream.streams import FIXED
@@ -58,8 +58,8 @@ class Ownership:
         self.lease: Lease | None = None
         if settings.lease_seconds:
             self.lease = Lease(
-                self.nats, settings.prefix, self.owner, folder, settings.lease_seconds, settings.replicas, clock,
-                name=name, version=babelbus.__version__,
+                self.nats, settings.prefix, self.owner, place_of(files, folder), settings.lease_seconds,
+                settings.replicas, clock, name=name, version=babelbus.__version__,
             )  # fmt: skip
         self.members = Members(self.nats, settings.prefix, self.owner, clock)
         self._clock = clock
