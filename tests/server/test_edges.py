@@ -16,10 +16,12 @@ import pytest
 
 from babelbus.clock import SystemClock
 from babelbus.config import Config, ServerSettings, ZbusSettings
-from babelbus.errors import BabelbusError, ConfigError
+from babelbus.errors import BabelbusError, ConfigError, StorageError
+from babelbus.link import core
 from babelbus.link.edge import Edge
 from babelbus.listening.certificates import Certificates
 from babelbus.server import edges
+from babelbus.server.member import Member
 from babelbus.server.own_listeners import open_listeners
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.http import ResponseDecoder
@@ -49,7 +51,10 @@ def counted(live: LiveServer, name: str, **labels: str) -> float:
     return live.server.metrics.registry.get_sample_value(f"babelbus_{name}", labels) or 0.0
 
 
-def test_clients_are_spread_over_the_edges_and_shown_with_their_address(tmp_path: Path) -> None:
+def test_clients_are_spread_over_the_edges_and_shown_with_their_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "HELLO_SECONDS", 0.001)  # a busy machine takes long to start a process
     with LiveServer(configured(tmp_path)) as live, contextlib.ExitStack() as stack:
         callers = [stack.enter_context(live.caller()) for _ in range(32)]
         names = {edge_of(live, caller) for caller in callers}
@@ -147,8 +152,12 @@ def test_a_killed_edge_frees_locks_and_fires_wills_once(tmp_path: Path) -> None:
         assert "state" in waiter.ask(get={"transactionId": 9, "key": "will"})
 
 
-def test_when_the_core_is_killed_the_edges_end(tmp_path: Path) -> None:
+def test_edges_end_with_their_link_and_one_that_hangs_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges, "END_SECONDS", 0.5)
     with LiveServer(configured(tmp_path)) as live:
+        os.kill(pids(live)["1"], signal.SIGSTOP)
         for link in list(live.server.core_end.links):
             live.call(lambda link=link: link.end("a test"))  # type: ignore[misc]
         before = set(pids(live).values())
@@ -156,6 +165,25 @@ def test_when_the_core_is_killed_the_edges_end(tmp_path: Path) -> None:
         for pid in before:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+
+def test_a_member_whose_lease_ends_begins_again_when_its_edges_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LiveServer(configured(tmp_path)) as live:
+        before = pids(live)
+        member = Member(live.server.config)
+        member._core = live.server
+        left: list[list[Path]] = []
+        member.on_ended = lambda: left.append([path for path in map(process_of, before.values()) if path.exists()])
+        live.call(lambda: member._lose(StorageError("a test")))  # a loop that hangs cannot keep the edges
+        assert left == [[]]
+        live.until(lambda: caplog.text.count("cannot be started: the core ends") >= len(before))
+        assert pids(live) == before
+
+
+def process_of(pid: int) -> Path:
+    return Path("/proc", str(pid))
 
 
 def test_edges_let_a_stop_of_the_group_of_processes_to_the_core(tmp_path: Path) -> None:

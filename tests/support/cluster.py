@@ -198,6 +198,7 @@ class BusCluster:
         for key, port in zip(LISTENERS, ports, strict=False):
             section, _, name = key.partition(".")
             sections.setdefault(section, {})[name] = port
+        sections["eventmesh"]["webhook_networks"] = "127.0.0.0/8"
         sections["topics"] = {"engine": "jetstream", "ack": "replicated"}
         sections["jetstream"] = {
             "servers": ", ".join(f"nats://{way.address}" for way in ways),

@@ -5,14 +5,15 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from babelbus.clock import SystemClock
 from babelbus.config import ServerSettings
 from babelbus.limited_log import LimitedLog
+from babelbus.link.client import EdgeListener
 from babelbus.link.core import CoreEnd
-from babelbus.link.edge import Edge, EdgeListener
+from babelbus.link.edge import Edge
 from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Door, Place
@@ -76,6 +77,7 @@ class Linked:
         self.sessions: list[Session] = []
         self._writers: list[asyncio.StreamWriter] = []
         self.keeps_open = False
+        self.make_session: Callable[[Door], Session] = lambda door: Session(door, self.keeps_open)
         self.door = Door(
             NAME,
             metrics,
@@ -97,7 +99,7 @@ class Linked:
         return Edge(name, self.clock, on_lost=self.lost.append, **options)
 
     def _make(self) -> Session:
-        session = Session(self.door, self.keeps_open)
+        session = self.make_session(self.door)
         self.sessions.append(session)
         return session
 
@@ -115,8 +117,10 @@ class Linked:
             host, _, port = self.core.address.rpartition(":")
             await edge.connect(host, int(port), tls)
 
-    async def dial(self, address: tuple[str, int] | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(*(address or self.address))
+    async def dial(
+        self, address: tuple[str, int] | None = None, tls: ssl.SSLContext | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*(address or self.address), ssl=tls)
         self._writers.append(writer)
         return reader, writer
 

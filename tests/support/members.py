@@ -3,7 +3,6 @@
 import http.client
 import itertools
 import json
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from babelbus.config import AdminSettings, ClusterSettings, Config, JebpSettings
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.identity import Identity
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.certificates import Authority
 from tests.support.child import Child
+from tests.support.cluster import until
 from tests.support.jebp import Caller, create, fetch, fetched, said, subscribe
 from tests.support.nats import NatsServer, free_ports
 from tests.support.server import configure
@@ -25,13 +26,20 @@ _prefixes = itertools.count()
 class Party:
     """The members of one cluster, each a process with fixed ports."""
 
-    def __init__(self, nats: NatsServer, folder: Path, lease_seconds: float = 2.0) -> None:
+    def __init__(self, nats: NatsServer, folder: Path, lease_seconds: float = 4.0) -> None:
         self.prefix = f"members{next(_prefixes)}"
         self.folder = folder
         self._url, self._lease_seconds = nats.url, lease_seconds
         self._stack = ExitStack()
         self.children: dict[str, Child] = {}
         self._ports: dict[str, list[int]] = {}
+        self._certificates: dict[str, dict[str, str]] = {}
+
+    def secure(self, name: str, authority: Authority, trusted: Authority | None = None) -> None:
+        """Let a member show a certificate of an authority at its links, and trust that one or another one."""
+        cert_file, key_file = authority.issue(name)
+        ca_file = (trusted or authority).path
+        self._certificates[name] = {"cert_file": str(cert_file), "key_file": str(key_file), "ca_file": str(ca_file)}
 
     def config(self, name: str, url: str | None = None) -> Config:
         ports = self._ports.setdefault(name, free_ports(3))
@@ -41,7 +49,7 @@ class Party:
             jetstream=JetstreamSettings(
                 url or self._url, prefix=self.prefix, replicas=1, shards=2, lease_seconds=self._lease_seconds
             ),
-            cluster=ClusterSettings(enabled=True, name=name, port=ports[2]),
+            cluster=ClusterSettings(enabled=True, name=name, port=ports[2], **self._certificates.get(name, {})),
         )
 
     def start(self, name: str, url: str | None = None) -> Child:
@@ -69,17 +77,48 @@ class Party:
 
     def owner(self, name: str, above: int = 0) -> dict[str, Any]:
         """Return the status of the cluster as a member passes it on, once its epoch is above a number."""
-        deadline = time.monotonic() + SAFETY_NET_SECONDS
-        while time.monotonic() < deadline:
-            status, found = self.ask(name, "/api/cluster")
-            if status == 200 and found["epoch"] > above:
-                assert isinstance(found, dict)
-                return found
-        raise AssertionError(f"member {name} reaches no owner")
+        found: dict[str, Any] = {}
+
+        def look() -> bool:
+            status, answer = self.ask(name, "/api/cluster")
+            if status == 200:
+                found.update(answer)
+            return status == 200 and bool(answer["epoch"] > above)
+
+        assert until(look), f"member {name} reaches no owner"
+        return found
 
     def until_all_present(self, name: str, *others: str) -> None:
-        while {one["name"] for one in self.owner(name)["members"] if one["role"] in ("owner", "member")} != {*others}:
-            pass
+        def look() -> bool:
+            members = self.owner(name)["members"]
+            return {one["name"] for one in members if one["role"] in ("owner", "member")} == {*others}
+
+        assert until(look), f"not all of {others} are members"
+
+    def move(self, name: str, to: str) -> None:
+        """Move the data to a member, asking another one; again if the heir is slower than the time that it has."""
+
+        def is_moved() -> bool:
+            found = self.owner(name)
+            if found["owner"] != to:
+                status, answer = self.ask(name, "/api/cluster/move", "POST", {"to": to})
+                if status == 202:
+                    found = self.owner(name, above=answer["epoch"])
+            return bool(found["owner"] == to)
+
+        assert until(is_moved), f"the data does not move to {to}"
+
+    def until_not_ready(self, name: str, reason: str) -> str:
+        """Return why a member is not ready, once a reason holds some text."""
+        reasons: list[str] = []
+
+        def look() -> bool:
+            status, answer = self.ask(name, "/ready")
+            reasons[:] = answer["reasons"] if status == 503 else []
+            return reason in str(reasons)
+
+        assert until(look), f"member {name} does not say {reason!r}"
+        return reasons[0]
 
     def admin(self) -> Identity:
         found = [path / "conf" / "admin_key" for path in self.folder.iterdir()]
@@ -88,8 +127,7 @@ class Party:
     def caller(self, name: str) -> Caller:
         """Connect through a member, once it is ready."""
         while True:
-            while self.ask(name, "/ready")[0] != 200:
-                pass
+            assert until(lambda: self.ask(name, "/ready")[0] == 200), f"member {name} is not ready"
             caller = Caller(f"127.0.0.1:{self._ports[name][0]}", self.admin())
             try:
                 return caller.connect()

@@ -5,13 +5,16 @@ import hmac
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import babelbus
 from babelbus.clock import Clock
 from babelbus.limited_log import LimitedLog
 from babelbus.link.frames import (
+    BATCH,
     BLOCKED,
     DATA,
     EOF,
@@ -29,6 +32,7 @@ from babelbus.link.frames import (
     STOP,
     TAKEN,
     WELCOME,
+    WINDOW_BYTES,
     Frame,
     Hello,
     LinkError,
@@ -40,21 +44,35 @@ from babelbus.link.frames import (
     Welcome,
     read,
 )
-from babelbus.link.peer import Peer
+from babelbus.link.lobby import Lobby
+from babelbus.link.peer import LOCAL_SILENCE_SECONDS, SILENCE_SECONDS, Peer
 from babelbus.link.transport import LinkedTls, LinkedTransport
-from babelbus.listening.door import Place, name_of
+from babelbus.listening.door import Arrival, Place, name_of
 from babelbus.listening.entrances import Entrance, Entrances
+from babelbus.listening.fronts import FrontPlan
 from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
+from babelbus.units import MIB
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
+"""How long an edge elsewhere may take to say who it is. A process of this machine has the time of its start."""
 RELOAD_SECONDS = 10.0
 """How long edges may take to load their certificates again."""
 LOST_MAX = 100
 """Sessions that end in one turn of the event loop when their link is gone."""
 LINKS_MAX = 256
+ADDRESSES: list[list[type]] = [[str, int], [str, int, int, int]]
+"""The parts of an address of IPv4, and those of IPv6."""
+UNTAKEN_BYTES_MAX = 64 * MIB
+"""Bytes that wait for an edge before the core handles no further frame of it, until a quarter of them is left.
+
+No number of bytes tells an edge that does not read from a slow one: what waits for its clients is limited by all their
+outboxes alone, and bytes for clients that have left wait with it. So the link does not end here. New clients and
+requests would add to what waits, and their answers would wait behind it in any case. An edge that takes nothing at all
+ends as a silent one does.
+"""
 
 
 class CoreLink(Peer):
@@ -63,17 +81,20 @@ class CoreLink(Peer):
     def __init__(
         self, core: "CoreEnd", *, local_name: str | None = None, listeners: Sequence[ListenerInfo] = ()
     ) -> None:
-        super().__init__(watched=local_name is None)
+        super().__init__(silence_seconds=SILENCE_SECONDS if local_name is None else LOCAL_SILENCE_SECONDS)
         self._core = core
         self._listeners = listeners
         self._local_name = local_name
         self.name = ""
         """Name of the edge; empty until it has said it."""
+        self.place: Place | None = None
+        """The place of a connection of another machine in the lobby."""
         self.peer = "local"
         self.software = ""
         self.began_at = core.clock.monotonic()
         self.stats = Stats(0, 0, 0, 0, 0, 0.0)
         self.transports: dict[int, LinkedTransport] = {}
+        self._deadline: asyncio.TimerHandle | None = None
         self._arriving: dict[int, _Arriving] = {}
         """Clients whose TLS handshake is not done."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -93,12 +114,26 @@ class CoreLink(Peer):
         super().connection_made(transport)
         if self._local_name is None:
             self.peer = name_of(transport.get_extra_info("peername"))
-        self._deadline = self._loop.call_later(HELLO_SECONDS, self._check_hello)
+            self.place = self.place or self._core.lobby.enter(transport)
+            self._deadline = self._loop.call_later(HELLO_SECONDS, self._check_hello)
+        transport.set_write_buffer_limits(UNTAKEN_BYTES_MAX)
         self._core.add(self)
 
     def _check_hello(self) -> None:
         if not self.name:
             self.end(f"no hello of an edge within {HELLO_SECONDS:g} s")
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def pause_writing(self) -> None:
+        """Handle no further frames of the edge, which does not take what they make the core send."""
+        self.hold()
+
+    def resume_writing(self) -> None:
+        """Handle frames of the edge again."""
+        self.go_on()
 
     def handle(self, frames: list[Frame]) -> None:
         """Handle frames of the edge."""
@@ -114,7 +149,8 @@ class CoreLink(Peer):
                 if transport is not None:  # else it was closed here meanwhile
                     if taken:
                         transport.receive_taken(taken)
-                    transport.receive_data(payload)
+                    if payload:
+                        transport.receive_data(payload)
             else:
                 self._handle_other(kind, number, taken, payload)
 
@@ -135,6 +171,8 @@ class CoreLink(Peer):
                 transport.blocked = True
             elif kind == EOF:
                 transport.receive_eof()
+        elif kind == BATCH:
+            self._receive_batch(number, payload)
         elif kind == STATS:
             self.stats = read(payload, Stats)
         elif kind == READY:
@@ -150,16 +188,20 @@ class CoreLink(Peer):
             raise LinkError("no hello of an edge")
         refusal = self._core.refusal(hello, is_local=self._local_name is not None)
         if refusal is not None:
-            log.warning("link of %s (%s) refused: %s", hello.name, self.peer, refusal)
+            self._core.log.write(
+                logging.WARNING, "refused", "link of %s (%s) refused: %s", hello.name, self.peer, refusal
+            )
             self.send(REFUSE, payload=refusal.encode())
             self._flush()
             self.end_reason = "refused"
             self.transport.close()
             frames.clear()
             return
+        if self.place is not None:
+            self.place.finish_handshake()
         self.name = self._local_name or hello.name
         self.software = hello.software
-        self._deadline.cancel()
+        self._stop_deadline()
         self._decoder.trust()
         self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners)))
         log.log(logging.DEBUG if self._local_name else logging.INFO, "edge %s (%s) is linked", self.name, self.peer)
@@ -170,15 +212,17 @@ class CoreLink(Peer):
     def _open(self, number: int, opening: Opening) -> None:
         if number in self.transports or not number:
             raise LinkError(f"connection {number} is open")
-        peer = None if opening.peer is None else tuple(opening.peer)
-        local = None if opening.local is None else tuple(opening.local)
+        peer, local = _read_address(opening.peer), _read_address(opening.local)
         extra: dict[str, Any] = {"peername": peer, "sockname": local, "edge": self.name}
         transport = LinkedTransport(self, number, None, extra)
         self.transports[number] = transport
         entrance = self._core.entrances.by_name.get(opening.listener)
         if entrance is None:
-            log.warning("edge %s: no listener %r here: closing %s", self.name, opening.listener, name_of(peer))
+            text = "edge %s: no listener %r here: closing %s"
+            self._core.log.write(logging.WARNING, "listener", text, self.name, opening.listener[:100], name_of(peer))
             transport.abort()
+        elif opening.fronted:
+            self._begin(entrance, transport, None, self._front_of(opening.listener).make)
         elif entrance.tls is None:
             self._begin(entrance, transport, None)
         else:
@@ -186,19 +230,46 @@ class CoreLink(Peer):
             transport.set_protocol(arriving)
             arriving.connection_made(transport)
 
-    def _begin(self, entrance: Entrance, transport: LinkedTransport, place: Place | None) -> None:
-        """Run the session of a client, behind the loading of the entrance."""
+    def _front_of(self, listener: str) -> FrontPlan:
+        """Return what a listener offers to fronts.
+
+        Raises:
+            LinkError: this edge has no fronts there.
+        """
+        entrance = self._core.entrances.by_name.get(listener)
+        if self._local_name is None or entrance is None or entrance.front is None:
+            raise LinkError(f"edge {self.name} has no fronts of {listener!r}")
+        return entrance.front
+
+    def _receive_batch(self, number: int, payload: bytes) -> None:
+        start = 1 + (payload[0] if payload else 0)
+        plan = self._front_of(payload[1:start].decode(errors="replace"))
+        plan.receive(payload[start:], self.transports.get, partial(self.send, BATCH, number))
+
+    def _begin(
+        self,
+        entrance: Entrance,
+        transport: LinkedTransport,
+        place: Place | None,
+        make: Callable[[], asyncio.Protocol] | None = None,
+    ) -> None:
+        """Run the session of a client, behind the loading of the entrance; `make` makes that of a fronted client."""
         if entrance.prepare is not None and not entrance.is_ready():
             transport.pause_reading()
             waiting = _Loading(place)
             transport.set_protocol(waiting)
             self._core.prepare(entrance, lambda: self._end_loading(entrance, transport, waiting))
             return
-        guest = entrance.make()
-        if place is not None:
-            guest.place = place  # type: ignore[attr-defined]
-        transport.set_protocol(guest)
-        guest.connection_made(transport)
+        try:
+            guest = (make or entrance.make)()
+            if place is not None:
+                guest.place, place = place, None  # type: ignore[attr-defined]
+            transport.set_protocol(guest)
+            guest.connection_made(transport)
+        except Exception as error:
+            if place is not None:
+                place.leave()
+            transport.fail(error)
 
     def _end_loading(self, entrance: Entrance, transport: LinkedTransport, waiting: "_Loading") -> None:
         if transport.is_closing():
@@ -233,6 +304,13 @@ class CoreLink(Peer):
         self.transports.pop(transport.number, None)
         self._arriving.pop(transport.number, None)
 
+    def exceed(self, transport: LinkedTransport) -> None:
+        """Close a transport whose edge sends more than its window, and nothing else."""
+        peer, held = name_of(transport.get_extra_info("peername")), transport.held_bytes
+        text = "client %s of edge %s is closed: %d bytes wait to be read, and the window is %d"
+        self._core.log.write(logging.WARNING, "window", text, peer, self.name, held, WINDOW_BYTES)
+        transport.abort()
+
     def reload(self) -> asyncio.Future[None]:
         """Send a call to load the certificates again; return what is done when the edge has loaded them."""
         self.reloaded = self._loop.create_future()
@@ -246,7 +324,9 @@ class CoreLink(Peer):
 
     def ended(self, reason: str) -> None:
         """End the sessions of all clients."""
-        self._deadline.cancel()
+        self._stop_deadline()
+        if self.place is not None:
+            self.place.leave()
         if not self.ready.done():
             self.ready.set_exception(LinkError(reason))
         if self.reloaded is not None and not self.reloaded.done():
@@ -263,6 +343,19 @@ class CoreLink(Peer):
             transport.lose(error)
         if len(transports) > LOST_MAX:
             self._loop.call_soon(self._lose_some, transports[LOST_MAX:], error)
+
+
+def _read_address(parts: list[str | int] | None) -> tuple[str | int, ...] | None:
+    """Return an address as a socket has it: of IPv4 or of IPv6.
+
+    Raises:
+        LinkError: there is no such address.
+    """
+    if parts is None:
+        return None
+    if [type(part) for part in parts] not in ADDRESSES:
+        raise LinkError("a client has no address of a socket")
+    return tuple(parts)
 
 
 class _Arriving(asyncio.Protocol):
@@ -312,13 +405,21 @@ class CoreEnd:
         self._all: set[CoreLink] = set()
         self._key = ""
         self._listeners: list[asyncio.Server] = []
-        self._log = LimitedLog(log, clock)
+        self.log = LimitedLog(log, clock)
+        self.lobby = Lobby(self.log, HELLO_SECONDS)
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._metrics = metrics
         self._stopping = False
         metrics.links.set_function(lambda: len(self.links))
-        metrics.edge_bytes.read = lambda: [(link.name, link.received_bytes + link.sent_bytes) for link in self.links]
-        metrics.edge_connections.read = lambda: [(link.name, link.connections) for link in self.links]
+        metrics.edge_bytes.read = lambda: self._by_name(lambda link: link.received_bytes + link.sent_bytes)
+        metrics.edge_connections.read = lambda: self._by_name(lambda link: link.connections)
+
+    def _by_name(self, figure: Callable[[CoreLink], int]) -> list[tuple[str, int]]:
+        """Return a figure of the links for each name: two links may have one, and Prometheus takes it once."""
+        sums: Counter[str] = Counter()
+        for link in self.links:
+            sums[link.name] += figure(link)
+        return list(sums.items())
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> None:
         """Open an address for links of other machines; `tls` asks edges for a certificate, and all need the key.
@@ -331,9 +432,13 @@ class CoreEnd:
         sockets = await open_sockets(host, port)
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._listeners.append(await loop.create_server(lambda: CoreLink(self), sock=one, ssl=tls))
+            self._listeners.append(await loop.create_server(lambda: self._make_link(tls), sock=one))
         self.address = "{}:{}".format(*sockets[0].getsockname()[:2])
         log.info("links of other members: %s", self.address)
+
+    def _make_link(self, tls: ssl.SSLContext | None) -> asyncio.Protocol:
+        link = CoreLink(self)
+        return link if tls is None else Arrival(self.lobby, tls, link)
 
     async def adopt(self, connection: socket.socket, name: str, listeners: Sequence[ListenerInfo] = ()) -> CoreLink:
         """Return the link over the socket of an edge process, which is told to open some listeners."""
@@ -373,10 +478,8 @@ class CoreEnd:
             log.error("%s cannot serve its clients", entrance.name, exc_info=task.exception())
 
     def add(self, link: CoreLink) -> None:
-        """Count a link that has not said who it is."""
+        """Keep a link that has not said who it is until it ends."""
         self._all.add(link)
-        if len(self._all) > 2 * LINKS_MAX:
-            link.end("too many links")
 
     def linked(self, link: CoreLink) -> None:
         """Count a link as one of an edge."""
@@ -394,7 +497,7 @@ class CoreEnd:
                 log.warning("the link of edge %s is lost, with %d connections: %s", link.name, connections, reason)
             self.on_unlinked(link, reason)
         else:
-            self._log.write(logging.INFO, "link", "link of %s: %s", link.peer, reason)
+            self.log.write(logging.INFO, "link", "link of %s: %s", link.peer, reason)
 
     async def reload(self) -> None:
         """Call all edges to load their certificates again, and wait until they have."""
@@ -420,6 +523,8 @@ class CoreEnd:
         self.stop_accepting()
         for task in self._preparing.values():
             task.cancel()
+        for arrival in list(self.lobby.arriving):
+            arrival.cancel()
         links: Collection[CoreLink] = list(self._all)
         if links:
             await asyncio.gather(*[link.close("the core stops") for link in links])

@@ -6,17 +6,17 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
-
-import msgspec
 
 import babelbus
 from babelbus.clock import Clock
 from babelbus.descriptors import is_reserved
 from babelbus.limited_log import LimitedLog
+from babelbus.link.client import Client, EdgeListener, FrontedClient
 from babelbus.link.frames import (
     ABORT,
-    BLOCKED,
+    BATCH,
     CLOSE,
     DATA,
     EOF,
@@ -25,306 +25,66 @@ from babelbus.link.frames import (
     LOST,
     MAGIC,
     OPEN,
+    PAYLOAD_BYTES_MAX,
     PING,
     READY,
     REFUSE,
     RELOAD,
-    SECURE,
     STATS,
     STOP,
     TAKEN,
     WELCOME,
-    WINDOW_BYTES,
     Frame,
     Hello,
     LinkError,
     LinkRefusedError,
     Loss,
     Opening,
-    Secured,
     Stats,
     Welcome,
     read,
 )
-from babelbus.link.peer import Peer
-from babelbus.listening.certificates import Tls, explain
+from babelbus.link.peer import SILENCE_SECONDS, Peer
+from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import name_of
+from babelbus.listening.fronts import Fronts
 
 log = logging.getLogger(__name__)
 
 WELCOME_SECONDS = 10.0
+UNKNOWN_CERTIFICATE = (
+    "so does a core that refuses the certificate of this edge: is cluster.cert_file signed by its cluster.ca_file?"
+)
+"""The handshake of TLS 1.3 ends at the edge before the core has seen the certificate, so no alert says it."""
 SETTLE_SECONDS = 0.02
 """How long bytes that a client has taken may be uncounted at the core, if no data of the client carries the count."""
 SLOW_SECONDS = 0.25
 """The same for clients that do not take what was sent."""
-QUANTUM_BYTES = 16 * 1024
-"""So many bytes that a client has taken are counted at once."""
+GATHER_SECONDS = 0.001
+"""How long the front of a client may wait for others to fill its batch."""
 NUMBERS = 2**32 - 1
 BACKLOG = 1024
-
-
-class EdgeListener(msgspec.Struct, frozen=True):
-    """A listener that an edge opens for the core: its name there, its sockets here."""
-
-    name: str
-    sockets: list[socket.socket]
-    tls: Tls | None = None
-    handshake_seconds: float = 10.0
-
-
-class Client(asyncio.Protocol):
-    """One client of an edge. Its TLS is done before its bytes come here."""
-
-    __slots__ = (
-        "blocked",
-        "delivered",
-        "early",
-        "edge",
-        "entered",
-        "eof",
-        "handshake",
-        "is_secure",
-        "link",
-        "listener",
-        "lost",
-        "number",
-        "outstanding",
-        "paused",
-        "raw",
-        "settling",
-        "timer",
-        "told",
-        "transport",
-    )
-
-    def __init__(self, edge: "Edge", listener: EdgeListener) -> None:
-        self.edge = edge
-        self.listener = listener
-        self.link: EdgeLink | None = None
-        self.number = 0
-        self.transport: Any = None
-        self.raw: Any = None
-        """The transport below the TLS."""
-        self.is_secure = listener.tls is None
-        """Whether bytes of the client may come: its handshake is done, or it needs none."""
-        self.handshake: Any = None
-        self.timer: asyncio.TimerHandle | None = None
-        """The end of the wait for a link."""
-        self.early: list[bytes] = []
-        """Bytes that came with the last ones of the handshake."""
-        self.eof = False
-        self.entered = True
-        self.lost = False
-        self.paused = False
-        self.blocked = False
-        self.settling = False
-        self.outstanding = 0
-        """Bytes that the core has not taken."""
-        self.delivered = 0
-        """Bytes that were written to the client."""
-        self.told = 0
-        """Of those, bytes that the core knows as taken by the client."""
-
-    # -- the client --------------------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: Any) -> None:
-        """Open the client at the core, and begin its TLS handshake if it needs one."""
-        if self.transport is not None:  # the handshake is done
-            return
-        self.transport = self.raw = transport
-        if not self.edge.enter(self):
-            return
-        tls = self.listener.tls
-        if tls is None:
-            return
-        seconds = self.listener.handshake_seconds
-        self.handshake = asyncio.get_running_loop().start_tls(
-            transport, self, tls.context, server_side=True, ssl_handshake_timeout=seconds
-        )
-        # It begins in this turn: what the client has sent already would be lost (`listening.door.Arrival`).
-        self.handshake.send(None).add_done_callback(self._end_handshake)
-
-    def _end_handshake(self, _waiter: Any) -> None:
-        handshake, self.handshake = self.handshake, None
-        if handshake is None:
-            return
-        encrypted, loss = None, Loss("tls", "the client left")
-        try:
-            handshake.send(None)
-        except StopIteration as end:
-            encrypted = end.value
-        except ConnectionAbortedError:
-            loss = Loss("handshake", f"no TLS handshake within {self.listener.handshake_seconds:g} s")
-        except OSError as error:
-            loss = Loss("tls", explain(error))
-        if encrypted is None or self.lost:
-            self.edge.leave(self, loss)
-            self.raw.abort()
-            return
-        self.transport = encrypted
-        self.is_secure = True
-        if self.link is None and self.stand_in():
-            return
-        if self.link is None:
-            self.pause()
-        else:
-            self.begin_secure()
-
-    def stand_in(self) -> bool:
-        """Return whether somebody here serves the client in place of the core, from now on."""
-        guest = self.edge.stand_in(self.listener.name)
-        if guest is None:
-            return False
-        self.edge.leave(self, Loss())
-        self.transport.set_protocol(guest)
-        guest.connection_made(self.transport)
-        for data in self.early:
-            guest.data_received(data)
-        return True
-
-    def begin_secure(self) -> None:
-        """Send the certificate of the client to the core, and what the client has sent since its handshake."""
-        link = self.link
-        assert link is not None
-        ssl_object = self.transport.get_extra_info("ssl_object")
-        secured = Secured(ssl_object.getpeercert(True) or b"", ssl_object.getpeercert() or {})
-        try:
-            link.send_message(SECURE, secured, self.number)
-        except LinkError as error:
-            self.edge.leave(self, Loss("tls", str(error)))
-            self.transport.abort()
-            return
-        self.send_early()
-
-    def send_early(self) -> None:
-        """Send what the client has sent before the core could take it."""
-        early, self.early = self.early, []
-        for data in early:
-            self.data_received(data)
-        if self.eof and self.link is not None:
-            self.link.send(EOF, self.number)
-
-    def data_received(self, data: bytes) -> None:
-        """Send bytes of the client to the core; read no more when the core has its window full."""
-        link = self.link
-        if link is None or not self.is_secure:
-            self.early.append(data)
-            return
-        size = len(data)
-        taken = 0
-        if self.delivered != self.told:
-            taken = self.delivered - self.transport.get_write_buffer_size() - self.told
-            if taken > 0:
-                self.told += taken
-                self.blocked = False
-            else:
-                taken = 0
-        link.send_data(self.number, taken, data)
-        self.outstanding += size
-        if self.outstanding >= WINDOW_BYTES and not self.paused:
-            self.pause()
-
-    def pause(self) -> None:
-        """Read no more from the client."""
-        self.paused = True
-        self.transport.pause_reading()
-
-    def resume(self) -> None:
-        """Read on."""
-        if self.paused:
-            self.paused = False
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
-
-    def eof_received(self) -> bool:
-        """Send the end of what the client sends to the core, which decides when to close."""
-        self.eof = True
-        if self.link is not None and self.is_secure:
-            self.link.send(EOF, self.number)
-        return self.listener.tls is None
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Send to the core that the client is gone."""
-        self.lost = True
-        if self.handshake is None:  # else the end of the handshake says it
-            self.edge.leave(self, Loss())
-
-    def pause_writing(self) -> None:
-        """Send to the core that the client does not take what was sent."""
-        self._block()
-
-    def resume_writing(self) -> None:
-        """Count what the client has taken."""
-        self.settle()
-
-    # -- the core ----------------------------------------------------------------------------------------------------
-
-    def deliver(self, data: bytes, taken: int) -> None:
-        """Write bytes of the core to the client."""
-        if taken:
-            self.take(taken)
-        self.transport.write(data)
-        self.delivered += len(data)
-        if self.delivered - self.told >= QUANTUM_BYTES:
-            self.settle()
-        if not self.settling:
-            self.settling = True
-            self.edge.settle_later(self)
-
-    def take(self, size_bytes: int) -> None:
-        """Count bytes that the core has taken, and read on if it has room."""
-        self.outstanding -= size_bytes
-        if self.paused and self.outstanding <= WINDOW_BYTES // 2:
-            self.resume()
-
-    def settle(self) -> bool:
-        """Send to the core how much the client has taken; return whether all is taken."""
-        left = self.transport.get_write_buffer_size()
-        taken = self.delivered - left - self.told
-        if taken > 0 and self.link is not None:
-            self.told += taken
-            self.blocked = False
-            self.link.send(TAKEN, self.number, taken=taken)
-        return bool(left == 0)
-
-    def _block(self) -> None:
-        if not self.blocked and self.link is not None:
-            self.blocked = True
-            self.link.send(BLOCKED, self.number)
-
-    def check(self) -> bool:
-        """Check after a while what the client has taken; return whether the client still has to take something."""
-        if self.transport.is_closing() or self.settle():
-            self.settling = False
-            return False
-        self._block()
-        return True
-
-    def end_output(self) -> None:
-        """Send the end of what is sent."""
-        if self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self.handshake is not None:
-            self.handshake.close()
-            self.handshake = None
-        self.raw.abort()
-        if self.transport is not self.raw:
-            self.transport.abort()
 
 
 class EdgeLink(Peer):
     """The link of an edge to the core."""
 
-    def __init__(self, edge: "Edge", *, watched: bool, key: str = "") -> None:
-        super().__init__(watched=watched)
+    def __init__(self, edge: "Edge", *, silence_seconds: float = 0.0, key: str = "") -> None:
+        super().__init__(silence_seconds=silence_seconds)
         self._key = key
         self._edge = edge
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.clients: dict[int, Client] = {}
         self._number = 0
+        self._gathering: dict[str, Fronts] = {}
+        """By listener, fronts that have batches to send."""
+        self._gathers_now = False
+        """Whether they are sent at the end of this turn."""
+        self._batch_timer: asyncio.TimerHandle | None = None
+        """Sends them later."""
+        self._batches: dict[int, Fronts] = {}
+        """Batches that the core has not answered."""
+        self._batch_number = 0
 
     def connection_made(self, transport: Any) -> None:
         """Send the hello of this edge."""
@@ -345,7 +105,7 @@ class EdgeLink(Peer):
                     client.take(taken)
             elif kind == CLOSE:
                 if client is not None:
-                    client.transport.close()
+                    client.close()
             elif kind == ABORT:
                 if client is not None:
                     del clients[number]
@@ -353,6 +113,11 @@ class EdgeLink(Peer):
             elif kind == EOF:
                 if client is not None:
                     client.end_output()
+            elif kind == BATCH:
+                fronts = self._batches.pop(number, None)
+                if fronts is None:
+                    raise LinkError(f"an answer to batch {number}, which was not sent")
+                fronts.settle(number, payload)
             elif kind == WELCOME and not self.welcome.done():
                 self.welcome.set_result(read(payload, Welcome))
             elif kind == REFUSE and not self.welcome.done():
@@ -363,6 +128,46 @@ class EdgeLink(Peer):
                 self._reload()
             elif kind != PING:
                 raise LinkError(f"frame {kind} of a core")
+
+    # -- batches of fronts ---------------------------------------------------------------------------------------------
+
+    def gather(self, listener: EdgeListener, *, later: bool = False) -> None:
+        """Send the batches of a listener at the end of this turn, or `later` within `GATHER_SECONDS`."""
+        assert listener.fronts is not None
+        self._gathering[listener.name] = listener.fronts
+        if not later:
+            self._gathers_now = True
+            if not self._scheduled:
+                self._schedule()
+        elif self._batch_timer is None:
+            self._batch_timer = self._loop.call_later(GATHER_SECONDS, self._flush_late)
+
+    def _flush_late(self) -> None:
+        self._batch_timer = None
+        self.flush_batches()
+
+    def flush_batches(self) -> None:
+        """Send all batches: what is sent behind them comes behind them to the core."""
+        self._gathers_now = False
+        gathering, self._gathering = self._gathering, {}
+        for name, fronts in gathering.items():
+            fronts.flush(partial(self._send_batch, name, fronts))
+
+    def _send_batch(self, name: str, fronts: Fronts, data: bytes) -> int:
+        encoded = name.encode()
+        payload = b"%c%b%b" % (len(encoded), encoded, data)
+        assert len(payload) <= PAYLOAD_BYTES_MAX, f"a batch of {len(payload)} bytes"
+        number = self._batch_number = self._batch_number % NUMBERS + 1
+        self._batches[number] = fronts
+        self.send(BATCH, number, payload)
+        return number
+
+    def _flush(self) -> None:
+        if self._gathers_now:
+            self.flush_batches()
+        super()._flush()
+
+    # -- life --------------------------------------------------------------------------------------------------------
 
     def _reload(self) -> None:
         """Load the certificates again, and send that this is done."""
@@ -390,6 +195,7 @@ class EdgeLink(Peer):
             client.listener.name,
             list(peer) if isinstance(peer, tuple) else None,
             list(local) if isinstance(local, tuple) else None,
+            client.listener.fronts is not None,
         )
         self.send_message(OPEN, opening, number)
 
@@ -400,7 +206,11 @@ class EdgeLink(Peer):
 
     def ended(self, reason: str) -> None:
         """Close all clients: their sessions are gone."""
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
         if not self.welcome.done():
+            if not self.received_bytes and self.transport.get_extra_info("ssl_object") is not None:
+                reason = f"{reason} before its welcome; {UNKNOWN_CERTIFICATE}"
             self.welcome.set_exception(LinkError(reason))
         clients, self.clients = self.clients, {}
         for client in clients.values():
@@ -411,8 +221,9 @@ class EdgeLink(Peer):
 class Edge:
     """Listeners of an edge, and its link to the core.
 
-    While there is no link, clients that connect wait: at most `waiting_max`, each at most `waiting_seconds`. The
-    caller finds the core, and calls `connect` again when `on_lost` was called.
+    While there is no link, clients that connect wait: at most `waiting_max`, each at most `waiting_seconds`, and as
+    many of one address as `crowd` lets in without a proof of who they are. The caller finds the core, and calls
+    `connect` again when `on_lost` was called.
     """
 
     def __init__(
@@ -422,6 +233,7 @@ class Edge:
         *,
         waiting_max: int = 0,
         waiting_seconds: float = 0.0,
+        crowd: Crowd | None = None,
         on_connected: Callable[[Welcome], None] = lambda welcome: None,
         on_lost: Callable[[str], None] = lambda reason: None,
         on_stop: Callable[[], None] = lambda: None,
@@ -435,8 +247,9 @@ class Edge:
         self._on_connected, self._on_lost, self._on_stop = on_connected, on_lost, on_stop
         self._waiting_max, self._waiting_seconds = waiting_max, waiting_seconds
         self._link: EdgeLink | None = None
-        self.waiting: dict[Client, None] = {}
-        """Clients that wait for a link, the oldest first."""
+        self._crowd = crowd
+        self.waiting: dict[Client, str | None] = {}
+        """Clients that wait for a link, the oldest first, and the name that `crowd` counts their address under."""
         self._servers: list[asyncio.Server] = []
         self._listeners: list[EdgeListener] = []
         self._log = LimitedLog(log, clock)
@@ -467,7 +280,8 @@ class Edge:
                 self._servers.append(await loop.create_server(make, sock=one, backlog=BACKLOG))
 
     def _make_client(self, listener: EdgeListener) -> Callable[[], Client]:
-        return lambda: Client(self, listener)
+        fronts = listener.fronts
+        return (lambda: Client(self, listener)) if fronts is None else lambda: FrontedClient(self, listener, fronts)
 
     async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> Welcome:
         """Return the welcome of the core at an address of another machine, once it has taken this edge in.
@@ -481,7 +295,11 @@ class Edge:
         async with asyncio.timeout(WELCOME_SECONDS):
             name = None if tls is None else host
             _, link = await loop.create_connection(
-                lambda: EdgeLink(self, watched=True, key=key), host, port, ssl=tls, server_hostname=name
+                lambda: EdgeLink(self, silence_seconds=SILENCE_SECONDS, key=key),
+                host,
+                port,
+                ssl=tls,
+                server_hostname=name,
             )
             return await self._begin(link)
 
@@ -489,7 +307,7 @@ class Edge:
         """Return the welcome of the core at the other end of a socket pair; errors are those of `connect`."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(WELCOME_SECONDS):
-            _, link = await loop.create_unix_connection(lambda: EdgeLink(self, watched=False), sock=connection)
+            _, link = await loop.create_unix_connection(lambda: EdgeLink(self), sock=connection)
             return await self._begin(link)
 
     async def _begin(self, link: EdgeLink) -> Welcome:
@@ -503,10 +321,8 @@ class Edge:
             raise LinkError("the link ended before it began, or there is another link")
         self._link, self._core_stops = link, False
         self._on_connected(welcome)
-        waiting, self.waiting = self.waiting, {}
-        for client in waiting:
-            if client.timer is not None:
-                client.timer.cancel()
+        for client in list(self.waiting):
+            self._end_waiting(client)
             self._open(link, client)
         return welcome
 
@@ -603,7 +419,15 @@ class Edge:
         if len(self.waiting) >= self._waiting_max:
             self._refuse(client, f"no core is linked, and {self._waiting_max} clients wait for one")
             return False
-        self.waiting[client] = None
+        peer = client.raw.get_extra_info("peername")
+        key = self._crowd.key_of(peer[0]) if self._crowd is not None and isinstance(peer, tuple) else None
+        if key is not None and self._crowd is not None:
+            refusal = self._crowd.refusal(key)
+            if refusal is not None:
+                self._refuse(client, f"no core is linked, and {refusal[1]}")
+                return False
+            self._crowd.enter(key)
+        self.waiting[client] = key
         if client.listener.tls is None:
             # Not before the next turn: asyncio begins to read behind `connection_made`, paused or not.
             asyncio.get_running_loop().call_soon(self._hold, client)
@@ -620,11 +444,18 @@ class Edge:
         self._log.write(logging.WARNING, "refused", "%s %s: refused: %s", client.listener.name, peer, text)
         client.raw.abort()
 
+    def _end_waiting(self, client: Client) -> None:
+        """Release the place of a client that waits for a link."""
+        key = self.waiting.pop(client)
+        if key is not None and self._crowd is not None:
+            self._crowd.finish_handshake(key)
+            self._crowd.leave(key)
+        if client.timer is not None:
+            client.timer.cancel()
+
     def _refuse_waiting(self, client: Client) -> None:
         if client in self.waiting:
-            del self.waiting[client]
-            if client.timer is not None:
-                client.timer.cancel()
+            self._end_waiting(client)
             self._refused += 1
             client.abort()
 
@@ -636,9 +467,7 @@ class Edge:
             if not self._open_count and self._all_closed is not None and not self._all_closed.done():
                 self._all_closed.set_result(None)
         if client in self.waiting:
-            del self.waiting[client]
-            if client.timer is not None:
-                client.timer.cancel()
+            self._end_waiting(client)
         link, client.link = client.link, None
         if link is not None and link.clients.pop(client.number, None) is not None:
             link.send_message(LOST, loss, client.number)

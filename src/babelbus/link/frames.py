@@ -3,7 +3,7 @@
 frame := payload_bytes: u32, kind: u8, connection: u32, taken: u32, payload; big-endian
 
 `taken` counts bytes of the connection that the sender of the frame has passed on since it last said so: data that
-flows the other way is the way back of that count.
+flows the other way is the way back of that count. In a batch, `connection` is the number of the batch.
 """
 
 import struct
@@ -16,7 +16,7 @@ from babelbus.units import KIB
 
 T = TypeVar("T")
 
-LINK_VERSION: Final = 1
+LINK_VERSION: Final = 2
 HEADER: Final = struct.Struct(">IBII")
 HEADER_BYTES: Final = HEADER.size
 PAYLOAD_BYTES_MAX: Final = 64 * KIB
@@ -25,6 +25,10 @@ GREETING_BYTES_MAX: Final = 4 * KIB
 """The same for the first frame of a peer that has not said who it is."""
 WINDOW_BYTES: Final = 128 * KIB
 """Bytes of one client that an edge sends before the core has taken some of them."""
+READ_BYTES_MAX: Final = 256 * KIB
+"""Bytes of one read of asyncio, which may pass the window of its client."""
+TLS_RECORD_BYTES_MAX: Final = 32 * KIB
+"""More than a record of TLS, which is read whole or not at all."""
 MAGIC: Final = "babelbus-link"
 
 HELLO: Final = 1  # edge -> core: Hello
@@ -44,7 +48,8 @@ PING: Final = 14  # both: the sender is alive
 STATS: Final = 15  # edge -> core: Stats
 RELOAD: Final = 16  # core -> edge: load the certificates again
 STOP: Final = 17  # core -> edge: accept no more clients
-LAST_KIND: Final = STOP
+BATCH: Final = 18  # edge of this machine -> core: requests of many clients; core -> edge: the answer to the batch
+LAST_KIND: Final = BATCH
 
 
 class LinkError(BabelbusError):
@@ -80,6 +85,8 @@ class ListenerInfo(msgspec.Struct, frozen=True):
     tls: bytes | None = None
     """`TlsFiles` as JSON; `None` without TLS."""
     handshake_seconds: float = 10.0
+    front: bytes | None = None
+    """The content of a `FrontPlan`, with keys: for the socket pair of an edge process alone."""
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -98,6 +105,8 @@ class Opening(msgspec.Struct, frozen=True):
     peer: list[str | int] | None
     """Address of the client as the system says it; `None` for a client without address."""
     local: list[str | int] | None = None
+    fronted: bool = False
+    """Whether a front proves who the client is."""
 
 
 class Secured(msgspec.Struct, frozen=True):

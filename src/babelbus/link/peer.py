@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from typing import Any
 
 import msgspec
@@ -18,9 +19,13 @@ from babelbus.link.frames import (
     encode,
 )
 
+log = logging.getLogger(__name__)
+
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 10.0
 """A peer on another machine that sends nothing for so long is gone: it sends a ping every `PING_SECONDS`."""
+LOCAL_SILENCE_SECONDS = 60.0
+"""The same for an edge process of this machine, which may get no processor for long where others run beside it."""
 FRAMES_MAX = 64
 """Frames that are handled in one turn of the event loop: thousands of new clients would hold it."""
 CLOSE_SECONDS = 2.0
@@ -30,16 +35,20 @@ CLOSE_SECONDS = 2.0
 class Peer(asyncio.Protocol):
     """Frames of a link both ways. A subclass handles the frames and the end of the link.
 
-    With `watched`, the other end must send something within `SILENCE_SECONDS`: the network may lose it without a word.
+    The other end must send something within `silence_seconds`, if that is not 0: the network may lose it without a
+    word, or it may hang. The time is counted in beats of this end, so that a wait of this end for a processor does not
+    count as the silence of the other one.
     """
 
-    def __init__(self, *, watched: bool) -> None:
+    def __init__(self, *, silence_seconds: float) -> None:
         self._decoder = Decoder()
         self._parts: list[bytes | bytearray | memoryview] = []
         self._put_off: list[Frame] = []
         self._resumes = False
+        self._is_full = False
+        self._taken_bytes = 0
         self._scheduled = False
-        self._watched = watched
+        self._silence_seconds = silence_seconds
         self._heard = True
         self._timer: asyncio.TimerHandle | None = None
         self._silent_turns = 0
@@ -67,13 +76,16 @@ class Peer(asyncio.Protocol):
         self.received_bytes += len(data)
         try:
             frames = self._decoder.receive_data(data)
-            if self._put_off or len(frames) > FRAMES_MAX:
+            if self._put_off or self._is_full or len(frames) > FRAMES_MAX:
                 self._put_off += frames
                 self.transport.pause_reading()
+                if self._is_full:
+                    return
                 frames = self._take_some()
-            self.handle(frames)
         except BabelbusError as error:
             self.end(str(error))
+        else:
+            self._handle(frames)
 
     def _take_some(self) -> list[Frame]:
         """Return the next frames that were put off; frames behind them wait for the next turn of the event loop."""
@@ -85,15 +97,34 @@ class Peer(asyncio.Protocol):
 
     def _resume(self) -> None:
         self._resumes = False
-        if self._lost or self.transport.is_closing():
+        if self._lost or self._is_full or self.transport.is_closing():
             return
         if not self._put_off:
             self.transport.resume_reading()
             return
+        self._handle(self._take_some())
+
+    def _handle(self, frames: list[Frame]) -> None:
         try:
-            self.handle(self._take_some())
+            self.handle(frames)
         except BabelbusError as error:
             self.end(str(error))
+        except Exception as error:  # a defect of ours; frames that nobody handles must not leave a link that hangs
+            log.exception("a link ends, because a frame could not be handled")
+            self.end(f"a frame could not be handled: {error}")
+
+    def hold(self) -> None:
+        """Handle no further frames: the other end takes too little of what they make this end send."""
+        self._is_full = True
+        self._taken_bytes = self.sent_bytes - self.transport.get_write_buffer_size()
+        self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Handle frames again."""
+        self._is_full = False
+        if not self._resumes:
+            self._resumes = True
+            self._loop.call_soon(self._resume)
 
     def handle(self, frames: list[Frame]) -> None:
         """Handle frames in their order.
@@ -174,10 +205,14 @@ class Peer(asyncio.Protocol):
     def _beat(self) -> None:
         """Send a ping, and end the link if the other end was silent for too long."""
         self._timer = self._loop.call_later(PING_SECONDS, self._beat)
+        if self._is_full:  # nothing is read, so what it takes is what is heard of it
+            taken_bytes = self.sent_bytes - self.transport.get_write_buffer_size()
+            self._heard = taken_bytes > self._taken_bytes
+            self._taken_bytes = max(taken_bytes, self._taken_bytes)
         self._silent_turns = 0 if self._heard else self._silent_turns + 1
         self._heard = False
-        if self._watched and self._silent_turns * PING_SECONDS >= SILENCE_SECONDS:
-            self.end(f"nothing was heard for {SILENCE_SECONDS:g} s")
+        if 0 < self._silence_seconds <= self._silent_turns * PING_SECONDS:
+            self.end(f"nothing was heard for {self._silence_seconds:g} s")
             return
         self.beat()
 

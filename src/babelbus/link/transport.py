@@ -1,13 +1,21 @@
 """The socket of a client of an edge, as the core has it: an asyncio transport over a link."""
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any, Protocol
 
-from babelbus.link.frames import ABORT, CLOSE, EOF, TAKEN, WINDOW_BYTES, LinkError, Secured
+from babelbus.link.frames import ABORT, CLOSE, EOF, READ_BYTES_MAX, TAKEN, WINDOW_BYTES, LinkError, Secured
+from babelbus.listening.door import name_of
+
+log = logging.getLogger(__name__)
 
 HIGH_BYTES = 64 * 1024
 """Bytes that wait for the client before its protocol is told to pause, unless the protocol sets a limit: asyncio's."""
+
+
+FRONT_BYTES_MAX = 32 * 1024
+"""Bytes that a front may have held back, and sends behind one read of the edge."""
 
 
 class Link(Protocol):
@@ -21,6 +29,9 @@ class Link(Protocol):
 
     def forget(self, transport: "LinkedTransport") -> None:
         """Drop a transport that is closed here."""
+
+    def exceed(self, transport: "LinkedTransport") -> None:
+        """Close a transport whose edge sends more than its window."""
 
 
 class LinkedTls:
@@ -49,6 +60,7 @@ class LinkedTransport(asyncio.Transport):
         "_eof_received",
         "_eof_sent",
         "_facts",
+        "_has_ended",
         "_high",
         "_link",
         "_loop",
@@ -83,7 +95,10 @@ class LinkedTransport(asyncio.Transport):
         self._reading = True
         self._closing = False
         self._lost = False
+        self._has_ended = False
+        """Whether the client sends nothing more."""
         self._eof_received = False
+        """Whether the protocol has to be told so."""
         self._eof_sent = False
         self._wants_room = False
         """Whether the protocol has paused its writing."""
@@ -92,23 +107,32 @@ class LinkedTransport(asyncio.Transport):
     # -- what comes from the edge ------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
-        """Send data of the client to the protocol, or keep it while reading is paused.
-
-        Raises:
-            LinkError: the edge sends more than its window.
-        """
+        """Send data of the client to the protocol, or keep it while reading is paused; drop what is behind its end."""
+        if self._has_ended:
+            return
         if self._reading and not self.held:
             self._deliver(data)
             return
         self.held.append(data)
         self.held_bytes += len(data)
-        # One read of the edge may pass the window: asyncio reads at most 256 KiB.
-        if self.held_bytes > WINDOW_BYTES + 2**18:
-            raise LinkError(f"{self.held_bytes} bytes of one client, and the window is {WINDOW_BYTES}")
+        if self.held_bytes > WINDOW_BYTES + READ_BYTES_MAX + FRONT_BYTES_MAX:
+            self._link.exceed(self)
+
+    def receive_aside(self, data: bytes) -> None:
+        """Send data to the protocol that the edge has not counted as data: see `listening.fronts.Linked`."""
+        self._consumed -= len(data)
+        self.receive_data(data)
+
+    @property
+    def idle_protocol(self) -> asyncio.Protocol | None:
+        """The protocol, if nothing waits for it and it reads."""
+        return self._protocol if self._reading and not self.held and not self._closing else None
 
     def receive_eof(self) -> None:
         """Handle that the client sends nothing more."""
-        self._eof_received = True
+        if self._has_ended:
+            return
+        self._has_ended = self._eof_received = True
         if self._reading and not self.held:
             self._end_input()
 
@@ -125,7 +149,10 @@ class LinkedTransport(asyncio.Transport):
         if self._wants_room and self.unsent_bytes <= self._low:
             self._wants_room = False
             assert self._protocol is not None
-            self._protocol.resume_writing()
+            try:
+                self._protocol.resume_writing()
+            except Exception as error:
+                self.fail(error)
 
     def lose(self, error: Exception | None) -> None:
         """Call the protocol, in the next turn, because the client is gone."""
@@ -136,6 +163,12 @@ class LinkedTransport(asyncio.Transport):
         self.held_bytes = 0
         self.unsent_bytes = 0
         self._loop.call_soon(self._call_lost, error)
+
+    def fail(self, error: Exception) -> None:
+        """Close at once because a call of the protocol failed: a defect of ours, which no other client may feel."""
+        peer, edge = name_of(self._facts.get("peername")), self._facts.get("edge")
+        log.error("client %s of edge %s: its connection ends, because its session failed", peer, edge, exc_info=error)
+        self._end(error)
 
     def _call_lost(self, error: Exception | None) -> None:
         protocol, self._protocol = self._protocol, None
@@ -150,7 +183,10 @@ class LinkedTransport(asyncio.Transport):
             self._link.send(TAKEN, self.number, taken=self._consumed)
             self._consumed = 0
         assert self._protocol is not None
-        self._protocol.data_received(data)
+        try:
+            self._protocol.data_received(data)
+        except Exception as error:
+            self.fail(error)
 
     def _deliver_held(self) -> None:
         held = self.held
@@ -164,8 +200,13 @@ class LinkedTransport(asyncio.Transport):
     def _end_input(self) -> None:
         """Call the protocol: no data comes any more; close, unless it wants to go on writing."""
         self._eof_received = False
-        if not self._closing and self._protocol is not None and not self._protocol.eof_received():
-            self.close()
+        if self._closing or self._protocol is None:
+            return
+        try:
+            if not self._protocol.eof_received():
+                self.close()
+        except Exception as error:
+            self.fail(error)
 
     def secure(self, tls: LinkedTls) -> None:
         """Set that the client speaks TLS with the edge."""
@@ -226,13 +267,17 @@ class LinkedTransport(asyncio.Transport):
         """Send bytes to the client."""
         if self._closing or self._eof_sent or not data:
             return
-        taken, self._consumed = self._consumed, 0
+        taken = max(0, self._consumed)
+        self._consumed -= taken
         self._link.send_data(self.number, taken, data)
         self.unsent_bytes += len(data)
         if self.unsent_bytes > self._high and not self._wants_room:
             self._wants_room = True
             assert self._protocol is not None
-            self._protocol.pause_writing()
+            try:
+                self._protocol.pause_writing()
+            except Exception as error:  # of the session of this client, while that of another one writes
+                self.fail(error)
 
     def can_write_eof(self) -> bool:
         """Return whether the end of what is sent can be sent: a connection with TLS has no such end."""
@@ -254,7 +299,10 @@ class LinkedTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once."""
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
         if not self._lost:
             self._link.forget(self)
             self._link.send(ABORT, self.number)
-            self.lose(None)
+            self.lose(error)

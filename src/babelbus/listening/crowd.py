@@ -36,17 +36,10 @@ class Crowd:
 
     def key_of(self, address: str) -> str | None:
         """Return under which name an address is counted; `None` if it is not counted."""
-        try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:  # a unix socket
+        parsed = _parse(address)
+        if parsed is None or any(parsed in network for network in self._uncounted if network.version == parsed.version):
             return None
-        if isinstance(parsed, ipaddress.IPv6Address):
-            parsed = parsed.ipv4_mapped or parsed
-        if any(parsed in network for network in self._uncounted if network.version == parsed.version):
-            return None
-        if isinstance(parsed, ipaddress.IPv6Address):
-            return str(ipaddress.IPv6Network((int(parsed), NETWORK_BITS), strict=False))
-        return str(parsed)
+        return _name(parsed)
 
     def refusal(self, key: str) -> tuple[str, str] | None:
         """Return reason and text if one more connection is too many."""
@@ -78,6 +71,27 @@ class Crowd:
         count.connections -= 1
         if not count.connections:
             del self._counts[key]
+
+
+def name_network(address: str) -> str:
+    """Return under which name an address is counted."""
+    parsed = _parse(address)
+    return address if parsed is None else _name(parsed)
+
+
+def _name(parsed: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(parsed), NETWORK_BITS), strict=False))
+    return str(parsed)
+
+
+def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, one of IPv4 as such however it is written; `None` for a unix socket."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    return (parsed.ipv4_mapped or parsed) if isinstance(parsed, ipaddress.IPv6Address) else parsed
 
 
 def read_networks(key: str, text: str | None) -> list[Network]:

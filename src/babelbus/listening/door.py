@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import ssl
 from typing import Any, Protocol
 
 from babelbus.descriptors import is_reserved
 from babelbus.limited_log import LimitedLog
-from babelbus.listening.certificates import Tls, explain
+from babelbus.listening.certificates import explain
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 
@@ -119,12 +120,25 @@ class Guest(Protocol):
         """Handle the end of what the peer sends."""
 
 
+class Admission(Protocol):
+    """Admits connections: a door, or the lobby of links."""
+
+    handshake_seconds: float
+    arriving: "set[Arrival]"
+
+    def enter(self, transport: asyncio.Transport) -> Place | None:
+        """Return the place of a new connection, or close the connection and return `None`."""
+
+    def refuse(self, level: int, peer: str, reason: str, text: str) -> None:
+        """Record that a connection was turned away."""
+
+
 class Arrival(asyncio.Protocol):
     """The TLS handshake of one connection, which begins when the handshake is done."""
 
-    def __init__(self, door: Door, tls: Tls, guest: Guest) -> None:
+    def __init__(self, door: Admission, context: ssl.SSLContext, guest: Guest) -> None:
         self._door = door
-        self._tls = tls
+        self._context = context
         self._guest = guest
         self._early: list[bytes] = []
         self._eof = False
@@ -139,7 +153,7 @@ class Arrival(asyncio.Protocol):
         self._peer = name_of(transport.get_extra_info("peername"))
         self._door.arriving.add(self)
         self._handshake = asyncio.get_running_loop().start_tls(
-            transport, self, self._tls.context, server_side=True, ssl_handshake_timeout=self._door.handshake_seconds
+            transport, self, self._context, server_side=True, ssl_handshake_timeout=self._door.handshake_seconds
         )
         # It begins in this turn, which a task does not: what the client has sent already would come here and be lost.
         # So there is one wait, and what it waits for continues it.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from babelbus.listening.certificates import Tls
 from babelbus.listening.door import Door
+from babelbus.listening.fronts import FrontPlan
 
 
 class Entrance:
@@ -20,6 +21,7 @@ class Entrance:
         tls: Tls | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
         is_ready: Callable[[], bool] = lambda: True,
+        front: FrontPlan | None = None,
     ) -> None:
         self.name = name
         self.make = make
@@ -30,6 +32,8 @@ class Entrance:
         """Loads the code that `make` needs."""
         self.is_ready = is_ready
         """Returns whether the code is loaded."""
+        self.front = front
+        """The offer to the edge processes of this machine, if the listener has no TLS and no code to load."""
         self.addresses: list[tuple[int, tuple[str | int, ...]]] = []
         """Family and address of each socket that edge processes open in place of this process."""
 

@@ -162,6 +162,27 @@ class Connection(asyncio.Protocol):
         elif session.established:
             self._finish_handshake()
 
+    # -- requests that come beside the bytes of the client (listening.fronts) ------------------------------------------
+
+    @property
+    def idle_session(self) -> Session | None:
+        """The session, if nothing of the client waits here, so that a request beside its bytes overtakes nothing."""
+        if self._paused or self._eof or self._ended or self._given_up or self._outbox.waiting:
+            return None
+        return self._session
+
+    def count_received(self, size_bytes: int) -> None:
+        """Count bytes of such requests."""
+        self._received_bytes += size_bytes
+        if self._busy_poll is not None:
+            self._busy_poll.received(self.number)
+        if self._quotas.active and self._session is not None:
+            self._charge(self._session, size_bytes)
+
+    def count_sent(self, size_bytes: int) -> None:
+        """Count bytes of the answers to such requests."""
+        self._outbox.count_sent(size_bytes)
+
     # -- quotas ------------------------------------------------------------------------------------------------------
 
     def _charge(self, session: Session, size_bytes: int) -> None:

@@ -172,6 +172,15 @@ class Outbox:
             if self.on_sent is not None:
                 self.on_sent(len(data))
 
+    def count_sent(self, size_bytes: int) -> None:
+        """Count bytes of answers that go to the client another way."""
+        if not self.closed:
+            self.sent_bytes += size_bytes
+            if self.on_sent is not None:
+                self.on_sent(size_bytes)
+            if self.on_answered is not None:
+                self.on_answered()
+
     def push(self) -> None:
         """Write what became ready, unless it is collected."""
         if not self.holding:

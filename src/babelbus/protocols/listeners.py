@@ -16,6 +16,7 @@ from babelbus.listening.certificates import Tls
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Arrival, Door
 from babelbus.listening.entrances import Entrance, Entrances
+from babelbus.listening.fronts import FrontPlan, ReceiveBatch
 from babelbus.listening.sockets import Waiting, load, open_sockets, reserve
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
@@ -25,6 +26,8 @@ from babelbus.protocols.connection import Connection, MakeSession
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+Fronted = tuple[bytes, MakeSession, ReceiveBatch]
+"""Content of a `FrontPlan`, the way to make sessions of its clients, and the receiver of batches."""
 
 
 class Listeners:
@@ -81,16 +84,18 @@ class Listeners:
         *,
         tls: Tls | None = None,
         needs: str | None = None,
+        fronted: Fronted | None = None,
     ) -> None:
         """Open a listener on a TCP port; 0 lets the system choose the port. With `tls` it speaks TLS alone.
 
-        `needs` names a module that `make_session` uses, and that the first connection loads.
+        `needs` names a module that `make_session` uses, and that the first connection loads. A listener may be
+        `fronted` at edge processes if it has neither.
 
         Raises:
             OSError: the address is taken.
         """
         connect = self._connect(make_session)
-        make = connect if tls is None else lambda: Arrival(self._door, tls, connect())
+        make = connect if tls is None else lambda: Arrival(self._door, tls.context, connect())
 
         is_loaded = needs is None or needs in sys.modules
 
@@ -100,7 +105,10 @@ class Listeners:
                 await load(needs)
             is_loaded = True
 
-        entrance = Entrance(name, connect, self._door, tls=tls, prepare=prepare, is_ready=lambda: is_loaded)
+        front = None if fronted is None else FrontPlan(fronted[0], self._connect(fronted[1]), fronted[2])
+        entrance = Entrance(
+            name, connect, self._door, tls=tls, prepare=prepare, is_ready=lambda: is_loaded, front=front
+        )
         self._entrances.add(entrance)
         if self._entrances.elsewhere:
             sockets = await open_sockets(host, port, make=reserve)

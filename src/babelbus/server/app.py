@@ -654,6 +654,14 @@ class Server:
             self._lock.close()
             self._lock = None
 
+    def kill_edges(self) -> None:
+        """Stop the edge processes with SIGKILL, because this process is replaced at once.
+
+        Any thread may call this; it blocks.
+        """
+        if self._edges is not None:
+            self._edges.kill()
+
     async def _leave_cluster(self) -> None:
         """Write no more; return the lease, when everything is stored."""
         ownership = self._ownership

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -17,15 +18,20 @@ from babelbus.clock import SystemClock
 from babelbus.config import TlsSettings
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError, ConfigError
-from babelbus.link.edge import Edge, EdgeListener
+from babelbus.link.client import EdgeListener
+from babelbus.link.edge import Edge
 from babelbus.link.frames import ListenerInfo
 from babelbus.listening.certificates import Certificates, Tls
+from babelbus.listening.fronts import Fronts
+from babelbus.protocols.jebp.front import JebpFronts
 from babelbus.server import logs
 
 log = logging.getLogger(__name__)
 
 GC_FIRST_THRESHOLD = 50_000
 """Objects between two looks of the cycle collector, as in the core."""
+FRONTS: dict[str, Callable[[bytes], Fronts]] = {"jebp": JebpFronts}
+"""Makes fronts of the content of a `FrontPlan`, by listener."""
 LAST_SECONDS = 2.0
 """How long clients may take what was written to them when the core has closed the link."""
 
@@ -87,7 +93,8 @@ async def _run(connection: socket.socket, name: str) -> None:
 
 def _listener(info: ListenerInfo, stores: list[Certificates]) -> EdgeListener:
     sockets = [socket.socket(fileno=descriptor) for descriptor in info.descriptors]
-    return EdgeListener(info.name, sockets, _tls(info, stores), info.handshake_seconds)
+    fronts = None if info.front is None else FRONTS[info.name](info.front)
+    return EdgeListener(info.name, sockets, _tls(info, stores), info.handshake_seconds, fronts)
 
 
 def _tls(info: ListenerInfo, stores: list[Certificates]) -> Tls | None:

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -30,6 +32,8 @@ STEADY_SECONDS = 30.0
 """An edge that has run for so long is started again at once."""
 END_SECONDS = 5.0
 """How long an edge may take to end."""
+KILL_SECONDS = 5.0
+"""How long the system may take to end a process that was killed."""
 BACKLOG = 1024
 MODULE = "babelbus.server.edge"
 """The program of an edge process."""
@@ -46,6 +50,8 @@ class Edges:
         self._tasks: list[asyncio.Task[None]] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         """The running processes by the name of the edge."""
+        self._starting = threading.Lock()
+        self._is_killed = False
 
     async def start(self) -> None:
         """Start the processes, and wait until all of them listen.
@@ -82,6 +88,7 @@ class Edges:
                             [one.fileno() for one in opened],
                             None if entrance.tls is None else _encode_tls(entrance.tls),
                             entrance.door.handshake_seconds,
+                            None if entrance.front is None else entrance.front.content,
                         )
                     )
             arguments = [
@@ -91,7 +98,7 @@ class Edges:
                 config.log.format,
                 str(int(config.server.uvloop)),
             ]
-            begin = partial(_begin, arguments, [theirs.fileno(), *(one.fileno() for one in sockets)])
+            begin = partial(self._begin, name, arguments, [theirs.fileno(), *(one.fileno() for one in sockets)])
             process = await asyncio.get_running_loop().run_in_executor(None, begin)
         except BaseException:
             ours.close()
@@ -99,7 +106,6 @@ class Edges:
         finally:
             for one in (theirs, *sockets):
                 one.close()
-        self.processes[name] = process
         self._metrics.edge_starts_total.labels(name).inc()
         try:
             link = await self._core.adopt(ours, name, listeners)
@@ -111,6 +117,19 @@ class Edges:
                 raise BabelbusError(f"edge {name} does not listen after {START_SECONDS:g} s") from error
             raise
         return process, link
+
+    def _begin(self, name: str, arguments: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
+        """Start an edge process, which imports what this process imports."""
+        with self._starting:
+            if self._is_killed:
+                raise BabelbusError("the core ends")
+            process = self.processes[name] = subprocess.Popen(  # noqa: S603 - this interpreter, with numbers and settings
+                [sys.executable, "-m", MODULE, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        return process
 
     async def _keep(self, name: str, process: subprocess.Popen[bytes], link: CoreLink) -> None:
         """Start an edge again whenever it ends."""
@@ -135,7 +154,10 @@ class Edges:
         """Return the exit code of a process whose link is gone; it is killed if it does not end."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        descriptor = os.pidfd_open(process.pid)
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # `kill` has waited for it
+            return process.wait()
         loop.add_reader(descriptor, partial(_resolve, ended))
         try:
             await asyncio.wait([ended], timeout=END_SECONDS)
@@ -160,15 +182,19 @@ class Edges:
         running = [process for process in self.processes.values() if process.returncode is None]
         await asyncio.gather(*map(self._end, running))
 
+    def kill(self) -> None:
+        """Stop all processes with SIGKILL, and start none again: the core is replaced now.
 
-def _begin(arguments: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
-    """Start an edge process, which imports what this process imports."""
-    return subprocess.Popen(  # noqa: S603 - this interpreter, with numbers and settings
-        [sys.executable, "-m", MODULE, *arguments],
-        stdin=subprocess.DEVNULL,
-        pass_fds=descriptors,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+        The addresses that the processes listened on are free when this returns. Any thread may call this; it blocks.
+        """
+        with self._starting:
+            self._is_killed = True
+            processes = list(self.processes.values())
+        for process in processes:
+            process.kill()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_SECONDS)
 
 
 def _encode_tls(tls: Tls) -> bytes:

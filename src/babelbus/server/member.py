@@ -22,10 +22,12 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
 from babelbus.errors import StorageError
 from babelbus.limited_log import LimitedLog
-from babelbus.link.edge import Edge, EdgeListener
+from babelbus.link.client import EdgeListener
+from babelbus.link.edge import Edge
 from babelbus.link.frames import LINK_VERSION, LinkError, LinkRefusedError
 from babelbus.link.security import make_contexts
 from babelbus.listening.certificates import Certificates
+from babelbus.listening.crowd import Crowd
 from babelbus.listening.sockets import open_sockets
 from babelbus.protocols.registry import LATE_MODULES
 from babelbus.protocols.service import CONF_NAME
@@ -73,6 +75,8 @@ class Member:
         """Fingerprint of the cluster's certificate, once this member has owned the data."""
         self.server: Server | None = None
         """The core, while this member is the owner."""
+        self._core: Server | None = None
+        """The core from its start to its end."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called when clients are served for the first time: here, or by the owner."""
         self.on_stopping: Callable[[], None] = lambda: None
@@ -84,6 +88,9 @@ class Member:
         """Why no clients are served."""
         self._owner = ""
         self._edge: Edge | None = None
+        self._waiting_room = WaitingRoom(self._why)
+        self._crowd = Crowd(config.server)
+        """Clients that wait for an owner, by their address."""
         self._ports: dict[str, list[socket.socket]] = {}
         self._certificates = Certificates(config.tls)
         self._heir: str | None = None
@@ -204,6 +211,7 @@ class Member:
             self.name,
             self.clock,
             waiting_max=WAITING_MAX,
+            crowd=self._crowd,
             waiting_seconds=WAITING_SECONDS,
             on_lost=self._lose_link,
             stand_in=self._stand_in,
@@ -213,7 +221,7 @@ class Member:
 
     def _stand_in(self, listener: str) -> asyncio.Protocol | None:
         """Return who answers the clients of the administration endpoint while there is no owner."""
-        return WaitingRoom(self._why) if listener == ADMIN else None
+        return self._waiting_room.make() if listener == ADMIN else None
 
     def _why(self) -> str:
         return f"member {self.name} reaches no owner of the cluster's data: {self._trouble}"
@@ -300,7 +308,7 @@ class Member:
         await self._close_edge()
         if self.config.server.processes > 1:  # its processes open the addresses themselves
             self._close_ports()
-        server = Server(self.config, self.clock, ownership=self._ownership, cluster=self)
+        server = self._core = Server(self.config, self.clock, ownership=self._ownership, cluster=self)
         for name, sockets in self._ports.items():
             server.entrances.kept[name] = [one.dup() for one in sockets]
         is_started = False
@@ -324,12 +332,16 @@ class Member:
                 raise
             log.error("member %s cannot own the data now: %s", self.name, error)
         finally:
+            ending = self.clock.monotonic()
             self.server = None
             self._set_role("starting" if stopping.done() else "member")
             if is_started:
                 await server.stop()
+            self._core = None
             server.entrances.close()
             await self._release()
+            if is_started:
+                log.info("member %s: owner ended after %.2f s", self.name, self.clock.monotonic() - ending)
         if stopping.done():
             return False
         if not is_started:
@@ -348,6 +360,9 @@ class Member:
     def _lose(self, error: StorageError) -> None:
         """Handle, in the thread of NATS, that the lease ended while this member owned the data."""
         log.error("member %s owns the data no more, and begins again as a new process: %s", self.name, error)
+        core = self._core
+        if core is not None:
+            core.kill_edges()  # the new process needs their addresses
         self.on_ended()
 
     # -- the cluster, as the core shows it -----------------------------------------------------------------------------
@@ -366,7 +381,7 @@ class Member:
             settings.prefix,
             settings.lease_seconds,
             lease.rest_seconds,
-            [server.strip() for server in (settings.servers or "").split(",")],
+            ownership.nats.servers,
             ownership.nats.address,
             [
                 MemberLine(

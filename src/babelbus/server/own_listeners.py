@@ -1,7 +1,7 @@
 """The TCP listeners of a member that is an edge of another server: those of its own configuration."""
 
 from babelbus.config import Config
-from babelbus.link.edge import EdgeListener
+from babelbus.link.client import EdgeListener
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.openings import Opening
 from babelbus.listening.sockets import open_sockets

@@ -251,6 +251,20 @@ class Sealer(_Direction):
 class Opener(_Direction):
     """Opens the messages of the peer, in the order in which they arrived. Spent once it has raised."""
 
+    @property
+    def place(self) -> tuple[bytes, bytes, int]:
+        """Key, nonce of the next message, and messages so far, for an opener in another process."""
+        return self._key, self._nonce.to_bytes(NONCE_BYTES, "little"), self.messages
+
+    def skip(self, count: int) -> None:
+        """Count messages that are opened elsewhere.
+
+        Raises:
+            RemoteProtocolError: one of them is number 2^63.
+        """
+        self._check(count)
+        self._advance(count)
+
     def open(self, sealed: Data) -> bytes:
         """Return the message of one sealed content of the handshake.
 
@@ -261,7 +275,7 @@ class Opener(_Direction):
         return bytes(self.open_in_place(content))
 
     def open_alone(self, sealed: bytes) -> bytes:
-        """Return the message of one small sealed content (at most `SMALL_BYTES_MAX` bytes).
+        """Return the message of one small sealed content, at most 256 KiB; above `SMALL_BYTES_MAX` copies cost more.
 
         Raises:
             RemoteProtocolError: as `open`.

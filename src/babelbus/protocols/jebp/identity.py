@@ -102,6 +102,11 @@ class Identity:
         except OSError as error:
             raise IdentityError(f"cannot write the key file {path}: {error.strerror}") from error
 
+    @property
+    def seed(self) -> bytes:
+        """The secret part."""
+        return bytes(self._key)
+
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`, 64 bytes; Ed25519 gives the same one each time."""
         return self._key.sign(message).signature

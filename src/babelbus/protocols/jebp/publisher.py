@@ -47,7 +47,7 @@ class Publisher:
         self._sealer = sealer
         self._answers = answers
         self._metrics = metrics
-        self._source: Headers = ((SOURCE_HEADER, opened_by.source.encode()),)
+        self.source: Headers = ((SOURCE_HEADER, opened_by.source.encode()),)
 
     def create_each(self, run: Sequence[CreateRecord], client: Client) -> None:
         """Publish records that came one by one (12)."""
@@ -71,7 +71,7 @@ class Publisher:
 
     def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
         content = Payloads([record.payload for record in records], [record.timestamp for record in records])
-        return self._broker.publish(Publication(client, PROTOCOL, content, topic, source=self._source))
+        return self._broker.publish(Publication(client, PROTOCOL, content, topic, source=self.source))
 
     def create_batches(self, run: Sequence[CreateRecords], client: Client) -> None:
         """Publish batches in the stored form (13, extension jebp/1.1)."""
@@ -113,7 +113,7 @@ class Publisher:
                 request.partition,
                 producer_id=request.producer_id,
                 first_sequence=request.first_sequence,
-                source=self._source,
+                source=self.source,
             )
         )
 
@@ -124,19 +124,22 @@ class Publisher:
         def answer() -> bytes | bytearray:
             if len(places) == 1:
                 receipt = places[0]
-                return self._sealer.seal(self._refusal(receipt) or created(receipt))
-            contents = {receipt: self._refusal(receipt) or created(receipt) for receipt in receipts}
+                return self._sealer.seal(refusal_of(receipt, self._answers, self._metrics) or created(receipt))
+            contents = {
+                receipt: refusal_of(receipt, self._answers, self._metrics) or created(receipt) for receipt in receipts
+            }
             return self._sealer.seal_many([contents[receipt] for receipt in places])
 
         self._outbox.answer_when(receipts, answer, size)
 
-    def _refusal(self, receipt: Receipt) -> bytes | None:
-        """Return the answer to what was not stored; the outcomes of 12 and 13 have the same bytes."""
-        error = receipt.error
-        if error is None:
-            return None
-        if not isinstance(error, REFUSALS):
-            reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
-            self._metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
-        outcome = Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
-        return self._answers[outcome]
+
+def refusal_of(receipt: Receipt, answers: Answers, metrics: Metrics) -> bytes | None:
+    """Return the answer to what was not stored, and count it; the outcomes of 12 and 13 have the same bytes."""
+    error = receipt.error
+    if error is None:
+        return None
+    if not isinstance(error, REFUSALS):
+        reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
+        metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
+    outcome = Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
+    return answers[outcome]

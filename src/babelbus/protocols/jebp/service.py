@@ -3,16 +3,21 @@
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from babelbus.config import JebpSettings
 from babelbus.listening.openings import Opening
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.jebp.batches import Batches
 from babelbus.protocols.jebp.calls import admin
 from babelbus.protocols.jebp.calls.call import Method
 from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.calls.state import StateMethods
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL
+from babelbus.protocols.jebp.proved import JebpPlan, ProvedHandshake
 from babelbus.protocols.jebp.session import Session
+from babelbus.protocols.jebp.status import answers
 from babelbus.protocols.service import ServiceContext, StreamService
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,10 @@ class JebpService(StreamService):
         if context.administer is not None:
             self.methods["admin"] = admin.make_method(context.administer)
 
+        self._batches = Batches(
+            context.broker, answers(context.config.jebp.status), context.metrics, context.crowd.may_serve
+        )
+
     async def start(self) -> None:
         """Start to listen.
 
@@ -55,10 +64,26 @@ class JebpService(StreamService):
         settings = self._context.config.jebp
         if settings.bare_certificates:
             log.warning("jebp.bare_certificates is on: who saw a certificate once can show it again")
-        await self.listeners.listen(PROTOCOL, settings.host, settings.port, self._make_session)
+        fronted = self._plan(settings), self._make_fronted, self._batches.receive
+        await self.listeners.listen(PROTOCOL, settings.host, settings.port, self._make_session, fronted=fronted)
         log.info("the certificate of jebp is %s", self._identity.fingerprint)
 
-    def _make_session(self, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+    def _plan(self, settings: JebpSettings) -> bytes:
+        plan = JebpPlan(self._identity.seed, settings.frame_bytes_max, settings.bare_certificates)
+        return msgspec.json.encode(plan)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether an answer is outstanding or has not gone out."""
+        return self._batches.unanswered > 0 or super().unsent
+
+    def _make_fronted(self, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        handshake = ProvedHandshake(self._context.config.jebp.frame_bytes_max)
+        return self._make_session(outbox, close, peer, handshake)
+
+    def _make_session(
+        self, outbox: Outbox, close: Callable[[], None], peer: str | None, handshake: ProvedHandshake | None = None
+    ) -> Session:
         context, gate = self._context, self._context.broker.gate
 
         def note_login(name: str, refused: str) -> None:
@@ -72,6 +97,7 @@ class JebpService(StreamService):
             authorise=context.authorise,
             settings=context.config.jebp,
             metrics=context.metrics,
+            handshake=handshake,
             note_login=note_login,
             methods=self.methods,
         )

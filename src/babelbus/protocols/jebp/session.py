@@ -14,6 +14,7 @@ from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import Partition
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import DONE, Promise
+from babelbus.core.record import Headers
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.subject import EVERYTHING
 from babelbus.core.work import Work, settled
@@ -49,6 +50,7 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
+from babelbus.protocols.jebp.proved import ProvedHandshake
 from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.reading import Said, Subscription, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.rooted import absolute
@@ -80,7 +82,7 @@ class Session(contract.Session):
         authorise: Authorise,
         settings: JebpSettings,
         metrics: Metrics,
-        handshake: ServerHandshake | None = None,
+        handshake: ServerHandshake | ProvedHandshake | None = None,
         note_login: NoteLogin = lambda name, refused: None,
         methods: Mapping[str, Method] = METHODS,
     ) -> None:
@@ -94,7 +96,7 @@ class Session(contract.Session):
         self._content_bytes_max = settings.frame_bytes_max - RESPONSE_OVERHEAD_BYTES
         self._answers = answers(settings.status)
         # One is given by tests that know every byte; else its keys are made here, for this connection alone.
-        self._handshake = handshake or ServerHandshake(
+        self._handshake: ServerHandshake | ProvedHandshake = handshake or ServerHandshake(
             identity, bare_certificates=settings.bare_certificates, frame_bytes_max=settings.frame_bytes_max
         )
         self._decoder: ServerDecoder | None = None
@@ -153,7 +155,7 @@ class Session(contract.Session):
         self._note_login(client.name, "")
         log.info("jebp: %s (%s) connected", client.name, established.fingerprint[:16])
         self._client, self._fingerprint = client, established.fingerprint
-        self._sealer = established.sealer
+        self._sealer, self._opener = established.sealer, established.opener
         self._publisher = Publisher(
             self._broker,
             self._outbox,
@@ -168,6 +170,22 @@ class Session(contract.Session):
         )
         self._decoder.receive_data(established.surplus)
         return self._decoder
+
+    # -- records that come in batches of fronts ------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Client | None:
+        """The client, once it has proved who it is, while it may be served."""
+        return self._client
+
+    @property
+    def source(self) -> Headers:
+        """The headers of the client in events for live subscribers."""
+        return self._publisher.source
+
+    def skip(self, count: int) -> None:
+        """Count requests of the client that came in a batch."""
+        self._opener.skip(count)
 
     def _has_topic(self, name: str) -> bool:
         """Return whether there is a topic of a name of the client."""
