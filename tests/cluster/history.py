@@ -19,13 +19,13 @@ Kind = Literal[
     "read",  # the audit at the end: what `who` reads at each offset
     "end",  # where a reader was told that a partition ends; it asked at `begun`
     "set", "set_acked", "set_unknown",  # a key of the state, whose values count upwards and have one writer
-    "found",  # the value of a key (0: none), asked for at `begun`
+    "found",  # the value of a key (0: none), asked for at `begun`; with a `session`: a subscription brought it
     "fault", "healed",  # what was done to the cluster
     "due", "done",  # a promise of the round, `value` says which, and that it was kept
 ]  # fmt: skip
-Style = Literal["follow", "group", "queue", "live"]
+Style = Literal["follow", "group", "queue", "stream", "live"]
 """follow: by offset, nothing twice. group: at least once, acked. queue: acked when sent, so what was on its way may be
-lost with a session. live: while it is there."""
+lost with a session. stream: the same with a window of bytes. live: while it is there."""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,11 +1,11 @@
 """Rounds of torture: traffic of every protocol, faults, and a verdict. `python -m tests.cluster.rounds --help`
 
 A round has topics and clients of its own; its faults follow from the seed and the number of the round, so that
-`--seed S --first N --rounds 1` repeats one. A new cluster is made every ten rounds.
+`--seed S --first N --rounds 1` repeats one. A new cluster is made every ten rounds; in every other cluster each member
+has two processes that accept clients.
 """
 
 import argparse
-import os
 import random
 import signal
 import sys
@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,19 @@ import msgspec
 
 from babelbus.client import BlockingClient
 from babelbus.clients.jebp.errors import ClientError, TopicExistsError
-from tests.cluster.checker import Violation, check
+from tests.cluster.checker import check
+from tests.cluster.faults import Faults, possible
 from tests.cluster.history import Event, History, Kind, write_history
+from tests.cluster.over_http import (
+    RpcPublisher,
+    StreamConsumer,
+    Taker,
+    WebhookConsumer,
+    WebMeshPublisher,
+    WebQueuePublisher,
+)
+from tests.cluster.state import Frames, Mourner, StateReader, StateWatcher, StateWriter
+from tests.cluster.summary import Verdict, Work, render, summarise
 from tests.cluster.workload import (
     LOST,
     PARTITIONS,
@@ -35,12 +47,9 @@ from tests.cluster.workload import (
     Listener,
     MeshConsumer,
     MeshPublisher,
-    Mourner,
     Publisher,
     QueueConsumer,
     QueuePublisher,
-    StateReader,
-    StateWriter,
     StayingPublisher,
     Talker,
 )
@@ -48,169 +57,8 @@ from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.cluster import BusCluster, bus_cluster, until
 
 ROUNDS_OF_A_CLUSTER = 10
-SLOW_SECONDS = 0.03
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """The result of one round."""
-
-    round: int
-    seed: int
-    faults: list[str]
-    seconds: float
-    counts: dict[str, int]
-    violations: list[Violation]
-    gaps: dict[str, float] = {}
-    """By fault: the longest time without an acknowledgement of any publisher of the log."""
-
-
-# -- faults ------------------------------------------------------------------------------------------------------------
-
-
-class Faults:
-    """What can happen to a cluster. Each method does it, and puts it right again."""
-
-    def __init__(self, cluster: BusCluster, chance: random.Random, this: "Round") -> None:
-        self._cluster, self._chance, self._round = cluster, chance, this
-
-    def _lasts(self, seconds: float) -> None:
-        """Let a fault last for a while: its length is a part of it."""
-        begun = time.monotonic()
-        until(lambda: time.monotonic() - begun > seconds)
-
-    def _moves(self, record: str) -> None:
-        assert until(lambda: self._cluster.has_moved_from(record)), "nobody took over"
-
-    def kill_owner(self) -> None:
-        """SIGKILL; it comes back when another member has taken over."""
-        record, owner = self._cluster.lease(), self._cluster.owner()
-        owner.end()
-        self._moves(record)
-        owner.start()
-
-    def kill_and_restart_owner(self) -> None:
-        """SIGKILL; it comes back at once."""
-        owner = self._cluster.owner()
-        owner.end()
-        owner.start()
-
-    def stop_owner(self) -> None:
-        """SIGTERM: a planned move."""
-        record, owner = self._cluster.lease(), self._cluster.owner()
-        owner.end(signal.SIGTERM)
-        self._moves(record)
-        owner.start()
-
-    def kill_member(self) -> None:
-        """SIGKILL of a member that does not own."""
-        owner = self._cluster.owner()
-        member = self._chance.choice([member for member in self._cluster.members if member is not owner])
-        member.end()
-        self._round.progress(20, of_all=False)  # who stays at this member waits
-        member.start()
-
-    def pause_owner(self) -> None:
-        """SIGSTOP for longer than the lease: the owner that comes back is a zombie."""
-        record, owner = self._cluster.lease(), self._cluster.owner()
-        owner.pause()
-        try:
-            self._moves(record)
-            self._round.progress(20, of_all=False)
-        finally:
-            owner.resume()
-
-    def partition_owner_from_nats(self) -> None:
-        """The owner reaches no server of NATS until another member has taken over."""
-        record, owner = self._cluster.lease(), self._cluster.owner()
-        for way in owner.ways:
-            way.partition()
-        try:
-            self._moves(record)
-            self._round.progress(20, of_all=False)
-        finally:
-            for way in owner.ways:
-                way.heal()
-
-    def kill_edge(self) -> None:
-        """SIGKILL of a process that accepts clients for the owner; the owner starts it again."""
-        os.kill(self._chance.choice(self._cluster.owner().edges()), signal.SIGKILL)
-
-    def cut_nats(self) -> None:
-        """All connections between members and NATS break."""
-        for member in self._cluster.members:
-            for way in member.ways:
-                way.cut()
-
-    def partition_members_from_owner(self) -> None:
-        """No member reaches the owner for as long as a lease; the owner has its lease all the time."""
-        link = self._cluster.owner().link
-        link.partition()
-        try:
-            self._lasts(self._cluster.lease_seconds)
-        finally:
-            link.heal()
-
-    def slow_ways(self) -> None:
-        """The owner's ways to NATS, and the ways of the others to it, are slow."""
-        owner = self._cluster.owner()
-        ways = [*owner.ways, owner.link]
-        for way in ways:
-            way.slow_down(SLOW_SECONDS)
-        try:
-            self._round.progress(10)
-        finally:
-            for way in ways:
-                way.heal()
-
-    def kill_nats_leader(self) -> None:
-        """SIGKILL of the server of NATS that leads a stream; traffic goes on without it."""
-        server = self._cluster.leader(self._chance.choice(["bb-0", "bb-1", "bb-lease"]))
-        server.kill()
-        try:
-            self._round.progress(5)
-        finally:
-            server.start()
-
-    def pause_nats_leader(self) -> None:
-        """SIGSTOP of a leader, until traffic goes on without it."""
-        server = self._cluster.leader(self._chance.choice(["bb-0", "bb-1", "bb-lease"]))
-        server.pause()
-        try:
-            self._round.progress(5)
-        finally:
-            server.resume()
-
-    def fill_disk_of_nats(self) -> None:
-        """The disk of one server of NATS is full for a while; then there is room, and the server is started again."""
-        disk, server = self._cluster.disk, self._cluster.servers[-1]
-        assert disk is not None
-        disk.fill()
-        try:
-            self._round.progress(20)
-        finally:
-            disk.free()
-            server.kill()  # NATS turns JetStream off after the first error of its disk, until it is started again
-            server.start()
-
-
-ALL = [
-    "kill_owner", "kill_and_restart_owner", "stop_owner", "kill_member", "pause_owner", "partition_owner_from_nats",
-    "cut_nats", "partition_members_from_owner", "slow_ways", "kill_nats_leader", "pause_nats_leader",
-    "fill_disk_of_nats", "kill_edge",
-]  # fmt: skip
-
-
-def possible(cluster: BusCluster) -> list[str]:
-    """Return the faults that can be made here."""
-    missing: set[str] = set()
-    if cluster.disk is None:
-        missing.add("fill_disk_of_nats")
-    if cluster.processes == 1:
-        missing.add("kill_edge")
-    return [name for name in ALL if name not in missing]
-
-
-# -- a round -----------------------------------------------------------------------------------------------------------
+WORK: tuple[tuple[Kind, ...], ...] = (("sent", "set"), ("acked", "set_acked"), ("got", "found", "end"))
+"""The kinds of events that count as sent, acknowledged and delivered."""
 
 
 class Round:
@@ -227,7 +75,10 @@ class Round:
             JebpPublisher("hopping", log, *parts),
             StayingPublisher("staying", log, *parts),
             QueuePublisher("queueing", queue, *parts),
+            WebQueuePublisher("posting", queue, *parts),
             MeshPublisher("meshing", mesh, *parts),
+            WebMeshPublisher("webbing", mesh, *parts),
+            RpcPublisher("calling", mesh, *parts),
         ]
         self._talker = Talker("talking", plant, *parts)
         self.consumers: list[Consumer] = [
@@ -235,15 +86,27 @@ class Round:
             GroupMember("member", log, *parts),
             GroupMember("mixed", mesh, *parts),
             QueueConsumer("worker", queue, *parts),
+            Taker("taker", queue, *parts),
             MeshConsumer("mesh", mesh, *parts),
+            WebhookConsumer("webhook", mesh, *parts),
+            StreamConsumer("stream", mesh, *parts),
         ]
         self._others: list[Actor] = [Listener("listener", plant, *parts), EndReader("ends", log, *parts)]
         self._mourner = Mourner("mourner", prefix, *parts)
-        self._writers: list[Actor] = []
+        self._writers: list[StateWriter] = []
+        self._watchers: list[StateWatcher] = []
         if state:
-            self._writers = [StateWriter("writer", prefix, *parts)]
-            self._others += [StateReader(f"reader{number}", prefix, *parts) for number in range(2)]
-            self._others.append(self._mourner)
+            self._writers = [
+                StateWriter("writer", prefix, *parts), StateWriter("web writer", f"web-{prefix}", *parts, Frames),
+            ]  # fmt: skip
+            keys = [key for writer in self._writers for key in writer.keys]
+            self._watchers = [
+                StateWatcher("watcher", keys, *parts), StateWatcher("web watcher", keys, *parts, Frames),
+            ]  # fmt: skip
+            self._others += [
+                StateReader("reader", keys, *parts), StateReader("web reader", keys, *parts, Frames),
+                *self._watchers, self._mourner,
+            ]  # fmt: skip
 
     @property
     def actors(self) -> list[Actor]:
@@ -323,14 +186,23 @@ class Round:
         """Stop the publishers, wait until the consumers have all, stop them, and read the log through two members."""
         self._end([*self.publishers, self._talker, *self._writers])
         self._needs("an audit", until(lambda: self._audit("audit")))
+        there = self._audited()
         for consumer in self.consumers:
             if consumer.style == "group":
-                self._needs(f"{consumer.name} has all", self._until(partial(self._has_all, consumer)))
+                due, what = set(there[consumer.topic]), "all"
+            elif consumer.style in ("queue", "stream"):
+                due, what = set(there[consumer.topic][-1:]), "the newest"
+            else:
+                continue
+            self._needs(f"{consumer.name} has {what}", self._until(partial(due.issubset, consumer.values)))
+        for watcher in self._watchers:
+            self._needs(f"{watcher.name} has the newest", self._until(partial(self._is_told, watcher)))
         if self._mourner in self._others:
             self.history.add("round", "due", value="will and lock")
             if self._mourner.wait(SAFETY_NET_SECONDS):
                 self.history.add("round", "done", value="will and lock")
         self._end(self.actors)
+        note_idle(self.actors, self.history)
         self._needs("another audit", until(lambda: self._audit("audit again")))
         for member, before in self._errors.items():
             for text in member.errors()[before:]:
@@ -343,10 +215,26 @@ class Round:
             actor.join(SAFETY_NET_SECONDS)
             self._needs(f"{actor.name} ends", not actor.is_alive())
 
-    def _has_all(self, consumer: Consumer) -> bool:
-        return {
-            event.value for event in self.history.events() if event.kind == "read" and event.topic == consumer.topic
-        } <= consumer.values
+    def _is_told(self, watcher: StateWatcher) -> bool:
+        """Return whether a subscriber has the last acknowledged value of each key, or a newer one."""
+        newest = {key: number for writer in self._writers for key, number in writer.acked.items()}
+        return all(watcher.values.get(key, 0) >= number for key, number in newest.items())
+
+    def _audited(self) -> dict[str, list[str]]:
+        """Return the values of each topic, in the order of the log if it has one partition."""
+        found: dict[str, list[str]] = {topic: [] for topic in self.topics}
+        for event in self.history.events():
+            if event.kind == "read":
+                found[event.topic].append(event.value)
+        return found
+
+    def work(self) -> dict[str, Work]:
+        """Return by protocol what was sent, acknowledged and delivered."""
+        found: dict[str, Work] = {}
+        for actor in self.actors:
+            counts = (sum(self.history.count(actor.name, kind) for kind in kinds) for kinds in WORK)
+            found[actor.protocol] = found.get(actor.protocol, Work()) + Work(*counts)
+        return found
 
     def _audit(self, who: str) -> bool:
         """Read all topics through a random member; return whether that worked."""
@@ -372,6 +260,13 @@ class Round:
         return True
 
 
+def note_idle(actors: Iterable[Actor], history: History) -> None:
+    """Note each client that did nothing: what a round says about its protocol is worth nothing."""
+    for actor in actors:
+        if history.count(actor.name, actor.proof) == 0:
+            history.add(actor.name, "due", value=f"one '{actor.proof}' of this client of {actor.protocol}")
+
+
 def run_round(
     cluster: BusCluster, number: int, seed: int, names: Sequence[str] | None = None, *, state: bool = True
 ) -> tuple[Verdict, list[Event]]:
@@ -385,15 +280,17 @@ def run_round(
         this.make_topics()
         this.start()
         for name in faults:
-            this.fault(name, Faults(cluster, chance, this))
+            this.fault(name, Faults(cluster, chance, this.progress))
         this.finish()
+    except Exception:  # what was seen until then is judged, and kept
+        this.history.add("round", "due", value=traceback.format_exc(limit=-4))
     finally:
         for actor in this.actors:
             actor.stop()
     events = this.history.events()
     verdict = Verdict(
         number, seed, faults, round(time.monotonic() - begun, 1),
-        dict(Counter(event.kind for event in events)), check(events), gaps(events),
+        dict(Counter(event.kind for event in events)), this.work(), check(events), gaps(events),
     )  # fmt: skip
     return verdict, events
 
@@ -414,14 +311,19 @@ def gaps(events: Iterable[Event]) -> dict[str, float]:
 def run_rounds(folder: Path, seed: int, first: int, count: int, *, lease_seconds: float) -> int:
     """Run rounds, write verdicts and histories into a folder, and return how many rounds found something."""
     folder.mkdir(parents=True, exist_ok=True)
-    failures, number = 0, first
-    with (folder / "verdicts.jsonl").open("ab") as file:
+    verdicts: list[Verdict] = []
+    number = first
+    with ExitStack() as stack:
+        file = stack.enter_context((folder / "verdicts.jsonl").open("ab"))
+        stack.callback(conclude, folder, verdicts)
         while number < first + count:
-            end = min(first + count, (number // ROUNDS_OF_A_CLUSTER + 1) * ROUNDS_OF_A_CLUSTER)
-            with bus_cluster(lease_seconds=lease_seconds) as cluster:
+            passed = number // ROUNDS_OF_A_CLUSTER
+            end = min(first + count, (passed + 1) * ROUNDS_OF_A_CLUSTER)
+            with bus_cluster(lease_seconds=lease_seconds, processes=1 + passed % 2) as cluster:
                 cluster.start()
                 while number < end:
                     verdict, events = run_round(cluster, number, seed)
+                    verdicts.append(verdict)
                     file.write(msgspec.json.encode(verdict) + b"\n")
                     file.flush()
                     write_history(folder / f"round-{number}.jsonl.gz", events)
@@ -429,11 +331,19 @@ def run_rounds(folder: Path, seed: int, first: int, count: int, *, lease_seconds
                     print(f"round {number}: {', '.join(verdict.faults)}: {verdict.seconds} s: {told}", flush=True)
                     number += 1
                     if verdict.violations:
-                        failures += 1
                         for member in cluster.members:
                             (folder / f"round-{verdict.round}-{member.name}.log").write_text(member.said())
                         break  # a new cluster: what is broken should not break the next round
-    return failures
+    return sum(bool(verdict.violations) for verdict in verdicts)
+
+
+def conclude(folder: Path, verdicts: Sequence[Verdict]) -> None:
+    """Print the table of all rounds, and write it as text and as JSON."""
+    summary = summarise(verdicts)
+    text = render(summary)
+    (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    (folder / "verdict.txt").write_text(text)
+    print(text, end="", flush=True)
 
 
 def main() -> int:
@@ -449,7 +359,7 @@ def main() -> int:
     failures = run_rounds(
         options.folder, options.seed, options.first, options.rounds, lease_seconds=options.lease_seconds
     )
-    print(f"{options.rounds} rounds, {failures} with something broken; histories are in {options.folder}")
+    print(f"Histories, and this table as verdict.txt and verdict.json, are in {options.folder}")
     return 1 if failures else 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.checker import QUEUE_WINDOW, check
+from tests.cluster.checker import ON_THEIR_WAY, check
 from tests.cluster.history import Event, History, Kind, read_history, write_history
 
 
@@ -195,15 +195,28 @@ def test_a_group_that_misses_a_record_is_found(script: Script) -> None:
     assert script.broken() == ["skipped"]
 
 
-@pytest.mark.parametrize(("missing", "broken"), [(QUEUE_WINDOW, []), (QUEUE_WINDOW + 1, ["skipped"])])
-def test_a_queue_misses_at_most_what_was_on_its_way(missing: int, broken: list[str]) -> None:
+@pytest.mark.parametrize("style", ["queue", "stream"])
+@pytest.mark.parametrize("ended", ["joined", "left"])
+@pytest.mark.parametrize(("more", "broken"), [(0, []), (1, ["skipped"])])
+def test_a_queue_misses_at_most_what_was_on_its_way_to_sessions_that_ended(
+    style: str, ended: Kind, more: int, broken: list[str]
+) -> None:
+    missing = ON_THEIR_WAY[style] + more
     script = Script()
     for number in range(missing + 1):
         script.publish(f"v{number}", number)
-    script.join(style="queue")
-    script.get("v0", 0, "queue")
+    script.add("c", ended, session=1, style=style)
+    script.join(style=style, session=2)
+    script.get(f"v{missing}", style=style, session=2)
     script.read(*[f"v{number}" for number in range(missing + 1)])
     assert script.broken() == broken
+
+
+def test_a_stream_that_has_not_ended_misses_nothing(script: Script) -> None:
+    script.join(style="stream")
+    script.get("b", style="stream")
+    script.read("a", "b")
+    assert script.broken() == ["skipped"]
 
 
 def test_a_listener_may_miss_what_it_likes(script: Script) -> None:
@@ -268,6 +281,26 @@ def test_a_value_that_nobody_has_set_is_found() -> None:
     _set(script, 1)
     script.find(2, script.now)
     assert script.broken() == ["two contents"]
+
+
+@pytest.mark.parametrize(("second", "session", "broken"), [(2, 1, []), (1, 1, ["repeated"]), (1, 2, [])])
+def test_a_session_is_told_of_a_value_once(second: int, session: int, broken: list[str]) -> None:
+    script = Script()
+    for number in (1, 2):
+        _set(script, number, acked=False)
+    script.add("w", "found", topic="k", number=1, session=1, begun=0.5)
+    script.add("w", "found", topic="k", number=second, session=session, begun=0.5)
+    assert script.broken() == broken
+
+
+@pytest.mark.parametrize(("acked", "session", "broken"), [(False, 1, []), (True, 1, ["skipped"]), (True, 2, [])])
+def test_a_session_is_told_of_each_acknowledged_value(acked: bool, session: int, broken: list[str]) -> None:
+    script = Script()
+    for number in (1, 2, 3):
+        _set(script, number, acked=acked)
+    script.add("w", "found", topic="k", number=1, session=1, begun=0.5)
+    script.add("w", "found", topic="k", number=3, session=session, begun=0.5)
+    assert script.broken() == broken
 
 
 def test_what_was_due_and_did_not_happen_is_stuck(script: Script) -> None:

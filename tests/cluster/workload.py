@@ -7,11 +7,10 @@ several addresses. One client of jebp stays at its member and sends again by its
 import asyncio
 import json
 import random
-import socket
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, closing
 from typing import Any, TypeVar
 
@@ -20,9 +19,8 @@ from babelbus.clients.jebp.errors import ClientError
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.errors import BabelbusError
 from babelbus.protocols.sbus.messages import Publish
-from babelbus.protocols.worterbuch.errors import ErrorCode
-from tests.cluster.history import History, Style
-from tests.support.cluster import BusCluster, Member, until
+from tests.cluster.history import History, Kind, Style
+from tests.support.cluster import BusCluster, Member
 from tests.support.eventmesh import AGENT, MeshClient
 from tests.support.zbus import SocketClient
 
@@ -36,7 +34,6 @@ PACE_SECONDS = 0.01
 """Between what one publisher sends: the machine should be busy with faults, not with traffic alone."""
 LOOK_SECONDS = 0.5
 WINDOW = 20
-KEYS = 3
 LOST = (OSError, ClientError, EOFError)
 T = TypeVar("T")
 
@@ -47,6 +44,11 @@ class RefusedError(Exception):
 
 class Actor(threading.Thread):
     """One client. `session` works with one member until it is over; `stop` ends it."""
+
+    protocol: str
+    """The listener of a member that it connects to, or how it uses the listener."""
+    proof: Kind
+    """The kind of event that shows that it did something."""
 
     def __init__(self, name: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
         super().__init__(name=name, daemon=True)
@@ -83,9 +85,33 @@ class Actor(threading.Thread):
         """Ask it to end."""
         self.stopping.set()
 
+    def listen(self, take: Callable[[], bool]) -> None:
+        """Take what comes, until nothing comes for a while or the client is stopped.
+
+        `take` returns whether anything came within `LOOK_SECONDS`.
+        """
+        quiet = 0.0
+        while not self.stopping.is_set() and quiet < QUIET_SECONDS:
+            quiet = 0.0 if take() else quiet + LOOK_SECONDS
+
+    def listen_to(self, client: Any, take: Any) -> None:
+        """Take what comes to a blocking client, until nothing comes for a while or the client is stopped."""
+        client.socket.settimeout(LOOK_SECONDS)
+
+        def took() -> bool:
+            try:
+                take(client)
+            except TimeoutError:
+                return False
+            return True
+
+        self.listen(took)
+
 
 class Publisher(Actor):
     """Publishes numbers, which begin with its name."""
+
+    proof: Kind = "acked"
 
     def __init__(self, name: str, topic: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
         super().__init__(name, cluster, history, chance)
@@ -111,10 +137,22 @@ class Publisher(Actor):
         """Note that nobody knows whether the record is stored."""
         self.history.add(self.name, "unknown", topic=self.topic, value=value)
 
+    def publish(self, send: Callable[[str], bool]) -> None:
+        """Send one value with a function that returns whether it was acknowledged."""
+        value = self.value()
+        try:
+            if not send(value):
+                raise RefusedError(value)
+        except (*LOST, RefusedError):
+            self.unknown(value)
+            raise
+        self.acked(value)
+
 
 class JebpPublisher(Publisher):
     """One record or a batch at a time; gives up with its connection."""
 
+    protocol = "jebp"
     reconnect = False
     timeout_seconds = REPLY_SECONDS
 
@@ -155,6 +193,8 @@ class StayingPublisher(JebpPublisher):
 class QueuePublisher(Publisher):
     """Publishes over zbus, some messages at a time."""
 
+    protocol = "zbus"
+
     def session(self, member: Member) -> None:
         with SocketClient(member.addresses["zbus"], timeout_seconds=REPLY_SECONDS) as client:
             while self.goes_on():
@@ -176,22 +216,20 @@ class QueuePublisher(Publisher):
 class MeshPublisher(Publisher):
     """Publishes over EventMesh."""
 
+    protocol = "eventmesh-tcp"
+
     def session(self, member: Member) -> None:
         with MeshClient(member.addresses["eventmesh-tcp"], timeout_seconds=REPLY_SECONDS) as client:
             greet(client, "pub")
             while self.goes_on():
-                value = self.value()
-                try:
-                    if client.publish(self.topic, value)["code"] != 0:
-                        raise RefusedError(value)
-                except (*LOST, RefusedError):
-                    self.unknown(value)
-                    raise
-                self.acked(value)
+                self.publish(lambda value: client.publish(self.topic, value)["code"] == 0)
 
 
 class Talker(Publisher):
     """Publishes over sbus, which acknowledges nothing, on the machine of the owner."""
+
+    protocol = "sbus"
+    proof = "done"
 
     def session(self, member: Member) -> None:
         client = SbusClient(member.addresses["sbus"], timeout_seconds=REPLY_SECONDS)
@@ -218,6 +256,7 @@ class Consumer(Actor):
     """Reads a topic; a session that hears nothing for a while ends."""
 
     style: Style
+    proof: Kind = "got"
 
     def __init__(self, name: str, topic: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
         super().__init__(name, cluster, history, chance)
@@ -228,10 +267,10 @@ class Consumer(Actor):
         """Note the begin of a session."""
         self.history.add(self.name, "joined", topic=self.topic, session=self.sessions, style=self.style)
 
-    def got(self, value: str, partition: int = -1, offset: int = -1) -> None:
-        """Note a record."""
+    def got(self, value: str, partition: int = -1, offset: int = -1, *, session: int = 0) -> None:
+        """Note a record, of this session unless another one is named."""
         self.history.add(
-            self.name, "got", topic=self.topic, session=self.sessions, style=self.style,
+            self.name, "got", topic=self.topic, session=session or self.sessions, style=self.style,
             value=value, partition=partition, offset=offset,
         )  # fmt: skip
         self.values.add(value)
@@ -239,6 +278,8 @@ class Consumer(Actor):
 
 class AsyncConsumer(Consumer):
     """A consumer with the asynchronous client of jebp."""
+
+    protocol = "jebp"
 
     def session(self, member: Member) -> None:
         asyncio.run(self._session(member))
@@ -313,25 +354,11 @@ class GroupMember(AsyncConsumer):
                 message.ack()
 
 
-class SocketConsumer(Consumer):
-    """A consumer with a blocking client, that is asked for what came now and then."""
-
-    def listen(self, client: Any, take: Any) -> None:
-        """Take what comes, until nothing comes for a while or the consumer is stopped."""
-        client.socket.settimeout(LOOK_SECONDS)
-        quiet = 0.0
-        while not self.stopping.is_set() and quiet < QUIET_SECONDS:
-            try:
-                take(client)
-                quiet = 0.0
-            except TimeoutError:
-                quiet += LOOK_SECONDS
-
-
-class QueueConsumer(SocketConsumer):
+class QueueConsumer(Consumer):
     """A channel of zbus. What was on its way to a connection that is lost counts as delivered."""
 
     style = "queue"
+    protocol = "zbus"
 
     def session(self, member: Member) -> None:
         with SocketClient(member.addresses["zbus"], timeout_seconds=REPLY_SECONDS) as client:
@@ -339,7 +366,7 @@ class QueueConsumer(SocketConsumer):
                 raise RefusedError(self.topic)
             client.say("sub", mq=self.topic, channel="reader", window=WINDOW, ack=False)
             self.joined()
-            self.listen(client, self._take)
+            self.listen_to(client, self._take)
 
     def _take(self, client: SocketClient) -> None:
         message = client.next()
@@ -350,10 +377,11 @@ class QueueConsumer(SocketConsumer):
             client.say("sub", mq=self.topic, channel="reader", window=WINDOW, ack=False)
 
 
-class MeshConsumer(SocketConsumer):
+class MeshConsumer(Consumer):
     """A consumer group of EventMesh."""
 
     style = "group"
+    protocol = "eventmesh-tcp"
 
     def session(self, member: Member) -> None:
         with MeshClient(member.addresses["eventmesh-tcp"], timeout_seconds=REPLY_SECONDS) as client:
@@ -363,7 +391,7 @@ class MeshConsumer(SocketConsumer):
                 if client.ask(command, body)["code"] != 0:
                     raise RefusedError(command)
             self.joined()
-            self.listen(client, self._take)
+            self.listen_to(client, self._take)
 
     def _take(self, client: MeshClient) -> None:
         header, body = client.next()
@@ -373,10 +401,11 @@ class MeshConsumer(SocketConsumer):
         client.send(f"{header['cmd']}_ACK", json.dumps(body), seq=header["seq"])
 
 
-class Listener(SocketConsumer):
+class Listener(Consumer):
     """Hears a topic over sbus while it is there."""
 
     style = "live"
+    protocol = "sbus"
 
     def session(self, member: Member) -> None:
         client = SbusClient(member.addresses["sbus"], timeout_seconds=REPLY_SECONDS)
@@ -384,7 +413,7 @@ class Listener(SocketConsumer):
             client.subscribe(f"{self.topic}/".encode())
             client.whoami()
             self.joined()
-            self.listen(client, self._take)
+            self.listen_to(client, self._take)
         finally:
             client.close()
 
@@ -398,6 +427,7 @@ class EndReader(AsyncConsumer):
     """Asks for the ends of partitions."""
 
     style = "live"
+    proof = "end"
 
     async def consume(self, client: Client) -> None:
         while not self.stopping.is_set():
@@ -408,167 +438,3 @@ class EndReader(AsyncConsumer):
                     self.name, "end", topic=self.topic, partition=partition, offset=bounds.high_watermark, begun=begun
                 )
             await asyncio.sleep(PAUSE_SECONDS)
-
-
-# -- the state ---------------------------------------------------------------------------------------------------------
-
-
-class Lines:
-    """A connection of Wörterbuch, as lines of JSON."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), REPLY_SECONDS)
-        self._lines = self.socket.makefile("rb")
-        try:
-            self.client_id = self.next()["welcome"]["clientId"]
-        except BaseException:
-            self.close()
-            raise
-
-    def send(self, *messages: dict[str, Any]) -> None:
-        """Send messages with one write."""
-        self.socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
-
-    def next(self) -> Any:
-        """Return the next message."""
-        line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError("the server closed the connection")
-        return json.loads(line)
-
-    def ask(self, name: str, **fields: Any) -> Any:
-        """Send a request and return what comes next."""
-        self.send({name: {"transactionId": 1, **fields}})
-        return self.next()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._lines.close()
-        self.socket.close()
-
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class StateWriter(Actor):
-    """Counts upwards in some keys of its own."""
-
-    def __init__(self, name: str, prefix: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
-        super().__init__(name, cluster, history, chance)
-        self._prefix = prefix
-        self._last = 0
-
-    def session(self, member: Member) -> None:
-        with Lines(member.addresses["worterbuch-tcp"]) as client:
-            while not self.stopping.wait(PACE_SECONDS):
-                self._set(client, self.chance.choice([1, 1, 5]))
-
-    def _set(self, client: Lines, count: int) -> None:
-        waiting = []
-        for _ in range(count):
-            self._last += 1
-            key = f"{self._prefix}/{self._last % KEYS}"
-            waiting.append((key, self._last))
-            self.history.add(self.name, "set", topic=key, number=self._last)
-        try:
-            client.send(*[{"set": {"transactionId": number, "key": key, "value": number}} for key, number in waiting])
-            while waiting:
-                answer = client.next()
-                key, number = waiting[0]
-                if "ack" not in answer:
-                    raise RefusedError(answer)
-                assert answer["ack"]["transactionId"] == number
-                self.history.add(self.name, "set_acked", topic=key, number=number)
-                waiting.pop(0)
-        finally:
-            for key, number in waiting:
-                self.history.add(self.name, "set_unknown", topic=key, number=number)
-
-
-class StateReader(Actor):
-    """Reads the keys of a writer."""
-
-    def __init__(self, name: str, prefix: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
-        super().__init__(name, cluster, history, chance)
-        self._prefix = prefix
-
-    def session(self, member: Member) -> None:
-        with Lines(member.addresses["worterbuch-tcp"]) as client:
-            for _ in range(200):  # and on to another member
-                if self.stopping.wait(PAUSE_SECONDS / 5):
-                    return
-                for number in range(KEYS):
-                    self.look(client, f"{self._prefix}/{number}")
-
-    def look(self, client: Lines, key: str) -> None:
-        """Read a key and note its value."""
-        begun = time.monotonic()
-        self.history.add(self.name, "found", topic=key, number=get(client, key) or 0, begun=begun)
-
-
-def get(client: Lines, key: str) -> int | None:
-    """Return the value of a key, None if it has none."""
-    answer = client.ask("get", key=key)
-    if "state" in answer:
-        return int(answer["state"]["value"])
-    if answer.get("err", {}).get("errorCode") == ErrorCode.NO_SUCH_VALUE:
-        return None
-    raise RefusedError(answer)
-
-
-class Mourner(Actor):
-    """Has a lock and a last will; after each loss of its connection the will must be executed and the lock be free."""
-
-    def __init__(self, name: str, prefix: str, cluster: BusCluster, history: History, chance: random.Random) -> None:
-        super().__init__(name, cluster, history, chance)
-        self._prefix = prefix
-        self._number = 0
-        self._due: list[str] = []
-
-    def session(self, member: Member) -> None:
-        with Lines(member.addresses["worterbuch-tcp"]) as client:
-            if self._due and not self._is_done(client):
-                return  # soon again, through another member
-            self._number += 1
-            key = f"{self._prefix}/will/{self._number}"
-            will = [{"key": key, "value": 1}]
-            for request in (
-                {"name": "set", "key": f"$SYS/clients/{client.client_id}/lastWill", "value": will},
-                {"name": "lock", "key": f"{self._prefix}/lock"},
-            ):
-                if "ack" not in (answer := client.ask(**request)):
-                    raise RefusedError(answer)
-            self._due = [key]
-            self.history.add(self.name, "due", value=key)
-            while not self.stopping.wait(PAUSE_SECONDS):
-                get(client, f"{self._prefix}/0")  # until the connection is lost
-
-    def _is_done(self, client: Lines) -> bool:
-        """Return whether the last will is executed and the lock is free."""
-        if get(client, self._due[0]) is None:
-            return False
-        answer = client.ask("lock", key=f"{self._prefix}/lock")
-        if "ack" not in answer or "ack" not in client.ask("releaseLock", key=f"{self._prefix}/lock"):
-            return False
-        self.history.add(self.name, "done", value=self._due.pop())
-        return True
-
-    def wait(self, seconds: float) -> bool:
-        """Stop; then see that the last session's will and lock are dealt with, too."""
-        self.stop()
-        self.join(seconds)
-
-        def is_done() -> bool:
-            if not self._due:
-                return True
-            try:
-                with Lines(self.chance.choice(self.cluster.members).addresses["worterbuch-tcp"]) as client:
-                    return self._is_done(client)
-            except (*LOST, RefusedError):
-                return False
-
-        return until(is_done, seconds)

@@ -46,8 +46,10 @@ class _Socket:
 class HttpClient(_Socket):
     """A connection that says what it is told to, and gives the responses in order."""
 
-    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
-        super().__init__(address, context)
+    def __init__(
+        self, address: str, context: ssl.SSLContext | None = None, *, timeout_seconds: float = SAFETY_NET_SECONDS
+    ) -> None:
+        super().__init__(address, context, timeout_seconds=timeout_seconds)
         self._responses = ResponseDecoder(body_bytes_max=BODY_BYTES_MAX)
         self._came: deque[Response] = deque()
 
@@ -100,11 +102,16 @@ class SocketClient(_Socket):
     """A WebSocket client."""
 
     def __init__(
-        self, address: str, context: ssl.SSLContext | None = None, *, timeout_seconds: float = SAFETY_NET_SECONDS
+        self,
+        address: str,
+        context: ssl.SSLContext | None = None,
+        *,
+        path: str = "/any/path",
+        timeout_seconds: float = SAFETY_NET_SECONDS,
     ) -> None:
         super().__init__(address, context, timeout_seconds=timeout_seconds)
         try:
-            responses = self._upgrade()
+            responses = self._upgrade(path)
         except BaseException:
             self.close()
             raise
@@ -115,9 +122,9 @@ class SocketClient(_Socket):
         self.close_code: int | None = None
         """With what the server has closed."""
 
-    def _upgrade(self) -> ResponseDecoder:
+    def _upgrade(self, path: str) -> ResponseDecoder:
         """Ask for the protocol, and return what holds the bytes behind the answer."""
-        self.socket.sendall(encode_upgrade_request("localhost", "/any/path", make_key()))
+        self.socket.sendall(encode_upgrade_request("localhost", path, make_key()))
         responses = ResponseDecoder()
         while not (found := responses.responses()):
             responses.receive_data(self._read())
