@@ -110,9 +110,18 @@ class NameServer:
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client: socket.socket) -> None:
+        """Serve one connection; it ends as a refused one does when the server, or the browser, is gone before it."""
+        try:
+            self._pass_on(client)
+        except (OSError, ValueError, IndexError):  # the last two: a message that ends in the middle
+            client.close()
+
+    def _pass_on(self, client: socket.socket) -> None:
         with client, client.makefile("rb") as reader:
-            _, methods = reader.read(2)
-            reader.read(methods)
+            greeting = reader.read(2)
+            if len(greeting) < 2:  # opened in advance, and not used
+                return
+            reader.read(greeting[1])
             client.sendall(b"\x05\x00")
             _, command, _, kind = reader.read(4)
             assert (command, kind) == (1, 3), "only CONNECT to a name is expected"
@@ -124,6 +133,8 @@ class NameServer:
             client.sendall(b"\x05\x00\x00\x01" + bytes(6))
             # A browser opens connections before it needs them, so it is the first request that tells what one is for.
             begin = client.recv(2**16)
+            if not begin:
+                return
             address = self._attacker.server_port if begin.startswith(PAGE_REQUEST) else port
             with socket.create_connection(("127.0.0.1", address)) as upstream:
                 upstream.sendall(begin)
