@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from babelbus.cli.api_http import basic, bearer
-from babelbus.client import Client
+from babelbus.client import Client, RequestTimeoutError
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.clock import SystemClock
 from babelbus.config import AccessSettings, Config
@@ -391,8 +391,12 @@ def test_jebp_knows_principals_by_certificate_and_revocation_closes_at_once(tmp_
                 await client.publish("mine", b"3")
             (connection,) = server.services["jebp"].listeners.connections  # type: ignore[attr-defined]
             assert connection._session.principal == "alice"
+        async with Client(address, identity=alice, request_timeout_seconds=0.2) as client:
             await server.gate.remove([made], SERVER)
-            with pytest.raises(BabelbusError):
+            async with asyncio.timeout(SAFETY_NET_SECONDS):
+                while client.connected:
+                    await turns()
+            with pytest.raises(RequestTimeoutError, match="there is no connection: the "):
                 await client.publish("mine", b"4")
         records = await audit(server)
         logins = [(one["kind"], one["principal"]) for one in records if one["source"].startswith("jebp 127.0.0.1:")]

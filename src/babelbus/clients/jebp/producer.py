@@ -119,7 +119,9 @@ class TopicQueue:
         return [*self._again, *self._in_flight, *self._queue]
 
     def submit(self, batch: Batch) -> None:
-        """Add a batch."""
+        """Add a batch; without a connection its time begins at once."""
+        if self._producer.link is None:
+            batch.sent_at = self._producer.now()
         self._queue.append(batch)
         self.pump()
 
@@ -340,12 +342,17 @@ class Producer:
             for batch in queue.outstanding():
                 batch.sent_at = batch.sent_at or now  # its time runs while nothing can be sent
 
-    def expire(self) -> None:
-        """Drop batches without an answer for too long although they were sent again; called regularly."""
+    def expire(self, lost: ClientError | None) -> None:
+        """Drop batches without an answer for too long although they were sent again; called regularly.
+
+        If there is no connection, `lost` says why.
+        """
         before = self.now() - self.timeout_seconds
+        why = "" if lost is None else f"; there is no connection: {lost}"
         error = RequestTimeoutError(
-            f"a batch has had no answer for {self.timeout_seconds:g} s; it may be stored or not"
+            f"a batch has had no answer for {self.timeout_seconds:g} s; it may be stored or not{why}"
         )
+        error.__cause__ = lost
         for queue in self._queues.values():
             if not queue.idle:
                 queue.fail_late(before, error)

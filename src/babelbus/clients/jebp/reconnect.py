@@ -188,4 +188,4 @@ class Keeper:
             link.abort(RequestTimeoutError(f"the server gave no answer for {seconds:g} s"))
         elif link is not None:
             link.check_calls(loop.time(), seconds / 2)
-        self._producer.expire()
+        self._producer.expire(self._lost if link is None else None)
