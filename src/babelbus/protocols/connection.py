@@ -332,8 +332,10 @@ class Connection(asyncio.Protocol):
         self.room()
 
     def eof_received(self) -> bool:
-        """Answer the requests that came whole: the peer sends nothing more."""
+        """Answer the requests that came whole, at once those that wait for events: the peer sends nothing more."""
         self._eof = True
+        if self._session is not None:
+            self._session.end_fetches()
         return self.busy
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -98,3 +98,7 @@ class Session(Protocol):
     def end_waits(self) -> None:
         """Answer requests that wait for events with what there is: the server stops."""
         return
+
+    def end_fetches(self) -> None:
+        """Answer requests that wait for records with what there is: the client sends nothing more."""
+        return

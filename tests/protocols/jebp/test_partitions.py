@@ -471,7 +471,7 @@ async def test_nothing_waits_for_a_client_that_is_gone(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         topic = await server.broker.create_topic("t", principal=SERVER)
         async with client_of(server, tmp_path) as client:
-            task = asyncio.create_task(client.fetch_partition("t", 0, wait_seconds=10))
+            task = asyncio.create_task(client.fetch_partition("t", 0, wait_seconds=60))
             await until(lambda: topic.partitions[0]._watchers)
             task.cancel()
         await until(lambda: not sessions_of(server))

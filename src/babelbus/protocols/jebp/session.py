@@ -266,7 +266,7 @@ class Session(contract.Session):
 
     def close(self) -> None:
         """End the session: records of requests that came whole are still stored (specification, section 6)."""
-        self._end_fetches()
+        self.end_fetches()
         for request in self._backlog:
             if isinstance(request, CallItems):
                 with contextlib.suppress(RemoteProtocolError):
@@ -433,12 +433,13 @@ class Session(contract.Session):
 
     def end_waits(self) -> None:
         """Answer the fetches that wait for records with what there is, and end the calls: the server stops."""
-        self._end_fetches()
+        self.end_fetches()
         if self._calls is not None:
             self._calls.flush()
             self._calls.close(lost=False)
 
-    def _end_fetches(self) -> None:
+    def end_fetches(self) -> None:
+        """Answer the fetches that wait for records with what there is: the client may be gone."""
         for receipt in list(self._waits):
             receipt.resolve()
 
