@@ -1,6 +1,7 @@
 """Frames of EventMesh over TCP: golden bytes of the SDKs, any cut, garbage, limits."""
 
 import json
+import struct
 
 import pytest
 from hypothesis import given
@@ -109,3 +110,10 @@ def test_no_byte_of_a_length_is_a_newline(header_bytes: int, body_bytes: int, su
     assert b"\n" not in data
     assert (magic, length) == (b"EventMesh0000", size + body_bytes + surplus)
     assert json.loads(data[21 : 21 + size])["a"] == "x" * header_bytes
+
+
+def test_a_first_frame_that_is_shorter_than_its_header_is_refused_before_the_header_comes() -> None:
+    decoder = FrameDecoder()
+    decoder.receive_data(struct.pack(">13sii", b"EventMesh0000", 5, 60))
+    with pytest.raises(MalformedFrameError, match="no room for its header of 60"):
+        decoder.frames()

@@ -105,6 +105,8 @@ class FrameDecoder:
             )
         header_end = start + HEAD_BYTES + header_bytes
         if self.surplus is None:
+            if length < header_bytes:  # in every framing
+                raise _no_room(length, header_bytes)
             if header_end > size:
                 return header_end, header_end
             self._detect(data, start, header_end, length - header_bytes)
@@ -112,7 +114,7 @@ class FrameDecoder:
                 return header_end, size + 1
         body_bytes = length - header_bytes - self.surplus
         if body_bytes < 0:
-            raise MalformedFrameError(f"a frame of {length} bytes has no room for its header of {header_bytes}")
+            raise _no_room(length, header_bytes)
         return header_end, header_end + body_bytes
 
     def _detect(self, data: bytes, start: int, header_end: int, rest: int) -> None:
@@ -128,6 +130,10 @@ class FrameDecoder:
             self.surplus = surplus
         else:
             self.surplus = {13: NEW, 17: NEW, 21: 21, 25: 21}.get(rest, OLD)
+
+
+def _no_room(length: int, header_bytes: int) -> MalformedFrameError:
+    return MalformedFrameError(f"a frame of {length} bytes has no room for its header of {header_bytes}")
 
 
 def _unreadable(error: Exception) -> MalformedFrameError:
