@@ -1,5 +1,6 @@
 """What the second trial met in use: errors that say which of several causes it was, and what to do."""
 
+import http.client
 import os
 import re
 import resource
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from babelbus.cli.api_http import HttpTransport
+from babelbus.cli.command import CommandError
 from babelbus.cli.serve import _advice
 from babelbus.config import Config
 from tests.cli.shell import COMMAND, ENVIRONMENT, Served, Shell
@@ -127,3 +130,14 @@ def on_terminal(shell: Shell, width: int, *args: str, plain: bool = True, **vari
     os.close(ours)
     text = output.decode().replace("\r\n", "\n")
     return re.sub(r"\x1b\[\d*m", "", text) if plain else text
+
+
+def test_a_server_that_ends_while_a_command_connects_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def connect(_: http.client.HTTPConnection) -> None:
+        raise ConnectionResetError("Connection reset by peer")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    with pytest.raises(CommandError, match=r"127\.0\.0\.1:1 does not answer: Connection reset by peer"):
+        HttpTransport("127.0.0.1:1", "Bearer token").ask("GET", "/api/topics", None, 1.0)

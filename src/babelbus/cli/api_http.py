@@ -75,7 +75,9 @@ class HttpTransport:
             try:
                 connection.request(method, path, content, headers)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before the request was sent completely; the answer has the reason
+                if connection.sock is None:  # not even connected
+                    raise
+                # Refused before the request was sent completely; the answer has the reason.
             response = connection.getresponse()
         except ConnectionRefusedError:
             connection.close()
