@@ -7,12 +7,14 @@ import json
 import logging
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 
 pytest.importorskip("nats", reason="engine jetstream is not tested: the package nats-py is not installed")
 
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 
 from babelbus.config import JetstreamSettings
 from babelbus.storage.jetstream import client
@@ -147,3 +149,32 @@ def test_the_end_does_not_wait_for_a_task_that_lost_its_cancellation(plain: Nats
     nats.call(asyncio.sleep(0))  # it waits by now
     nats.stop()
     assert tasks[0].cancelled()
+
+
+def test_a_connection_that_is_made_while_the_client_closes_is_closed_too(plain: NatsServer) -> None:
+    async def begin() -> None:
+        tasks.append(asyncio.get_running_loop().create_task(connect_again()))
+
+    async def connect_again() -> None:
+        client = nats.client
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(SAFETY_NET_SECONDS)
+        await closed.wait()
+        transport = client._transport = TcpTransport()  # type: ignore[no-untyped-call]
+        await transport.connect(urlparse(plain.url), buffer_size=1024, connect_timeout=2)
+        assert transport._io_writer is not None
+        writers.append(transport._io_writer)
+
+    async def note() -> None:
+        closed.set()
+
+    closed = asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+    nats = Nats(JetstreamSettings(plain.url), None)
+    nats.start("tests")
+    nats.client._closed_cb = note
+    nats.call(begin())
+    nats.call(asyncio.sleep(0))  # it waits by now
+    nats.stop()
+    assert [writer.is_closing() for writer in writers] == [True]

@@ -140,6 +140,8 @@ class Nats:
                 task.cancel()
             done, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_SECONDS)
             await asyncio.gather(*done, return_exceptions=True)
+        if client is not None and client._transport is not None:
+            client._transport.close()  # type: ignore[no-untyped-call]  # it may be a new one, made while the client was closed
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
@@ -225,15 +227,21 @@ class Nats:
                 f"NATS {version.major}.{version.minor}.{version.patch} is too old: engine jetstream needs"
                 f" {OLDEST[0]}.{OLDEST[1]} or newer, because earlier ones may accept two writers"
             )
-        return await nats.connect(
-            **options,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=ATTEMPT_SECONDS,
-            error_cb=self._note_error,
-            disconnected_cb=self._lost,
-            reconnected_cb=self._back,
-            closed_cb=self._ended,
-        )
+        client = Client()
+        try:
+            await client.connect(
+                **options,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=ATTEMPT_SECONDS,  # type: ignore[arg-type]  # seconds of asyncio.sleep
+                error_cb=self._note_error,
+                disconnected_cb=self._lost,
+                reconnected_cb=self._back,
+                closed_cb=self._ended,
+            )
+        except BaseException:
+            await client.close()
+            raise
+        return client
 
     async def _note_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
