@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -30,14 +31,28 @@ def _binary() -> str:
     return binary
 
 
+PORTS = range(10_000, 32_000)
+"""Below those that Linux gives to connections."""
+_chosen: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens on."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
+    """Return loopback ports that nobody listens on, and that no other call returned.
+
+    The system takes none of them for a connection before a server listens there.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = secrets.choice(PORTS)
+        if port in _chosen:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:  # somebody has it
+                continue
+        _chosen.add(port)
+        ports.append(port)
     return ports
 
 
