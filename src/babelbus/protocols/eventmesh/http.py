@@ -172,6 +172,8 @@ class WebSession(HttpSession, contract.Session):
         self._address = address_of(peer)
         self._caller: Caller | None = None
         """The caller of the last request, while the gate is on."""
+        self._requests: dict[Request[Reply], None] = {}
+        """Requests that wait for their reply."""
         self._success_heads: dict[tuple[str, bool, str], bytes] = {}
         """The heads of answers that say no more than success, by what of the request they depend on."""
         self._handlers: dict[str, Callable[[_Asked], tuple[Promise, Callable[[], bytes]]]] = {
@@ -255,6 +257,11 @@ class WebSession(HttpSession, contract.Session):
         """Name of the principal that the last call has proved."""
         return name_of(self._caller)
 
+    def close(self) -> None:
+        """Release what the session holds: the connection is gone."""
+        super().close()
+        self._hub.abandon(self._requests)
+
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
 
@@ -290,6 +297,10 @@ class WebSession(HttpSession, contract.Session):
         principal = asked.identity(group)
         subject = principal.absolute(event.subject)
         request = self._hub.broker.request(subject, event.payload, event.headers, deadline, principal)
+        self._requests[request] = None
+        request.when_done(lambda done: self._requests.pop(done, None))
+        if self._outbox.closed:  # the client went while its password was checked
+            self._hub.abandon(self._requests)
         return request, partial(self._encode_reply, asked.request, event.subject, request)
 
     def _encode_reply(self, asked: http.Request, topic: str, request: Request[Reply]) -> bytes:

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
 from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Key, Question, Reply
+from babelbus.core.request import Key, Question, Reply, Request
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
 from babelbus.metrics import Metrics
@@ -292,6 +292,11 @@ class Hub:
             return False
         del self._questions[name]
         return self.broker.respond(found[0], reply)
+
+    def abandon(self, requests: Iterable[Request[Reply]]) -> None:
+        """End requests whose client is gone: they would take the place of others until their time to live is over."""
+        for request in list(requests):
+            self.broker.responders.requests.abandon(request)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from babelbus.core.access import Identity
 from babelbus.core.receipt import Promise, all_of
+from babelbus.core.request import Reply, Request
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.dialects import (
@@ -35,8 +36,8 @@ from babelbus.protocols.eventmesh.webhooks import Webhooks
 
 Answer = Callable[[Any], None]
 """Sends the answer of a call: a message, or the error with which the call itself fails."""
-Handle = Callable[[Dialect, Any, Identity | None, Answer], None]
-"""Carries out a call; with a principal while the gate is on."""
+Handle = Callable[[Dialect, Any, Identity | None, Answer], Request[Reply] | None]
+"""Carries out a call, with a principal while the gate is on; returns a request that the answer waits for."""
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -120,12 +121,18 @@ class Methods:
         else:
             receipt.when_done(lambda done: answer(_outcome(dialect, failure, done.error, principal)))
 
-    def _request(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
-        work = Work(self._ask(dialect, message, principal))
+    def _request(
+        self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer
+    ) -> Request[Reply] | None:
+        begun: list[Request[Reply]] = []
+        work = Work(self._ask(dialect, message, principal, begun))
         work.when_done(lambda _: answer(work.value if work.error is None else work.error))
+        return None if work.done else begun[0]
 
-    async def _ask(self, dialect: Dialect, message: Any, principal: Identity | None) -> Any:
-        """Return the reply to a request.
+    async def _ask(
+        self, dialect: Dialect, message: Any, principal: Identity | None, begun: list[Request[Reply]]
+    ) -> Any:
+        """Return the reply to a request, which is added to `begun`.
 
         Raises:
             BabelbusError: there is no reply, and the call fails.
@@ -138,6 +145,7 @@ class Methods:
             identity = principal or Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
             subject = identity.absolute(event.subject)
             request = hub.broker.request(subject, event.payload, event.headers, deadline, identity)
+            begun.append(request)
             await settled(request)
             if request.error is not None:
                 raise request.error

@@ -8,10 +8,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from babelbus.core.access import AccessRefusedError
+from babelbus.core.access import AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
-from babelbus.core.request import NoRespondersError, RequestTimeoutError
+from babelbus.core.request import NoRespondersError, Reply, Request, RequestTimeoutError
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
@@ -106,6 +106,8 @@ class RpcSession(contract.Session):
         """Streams with something to handle or to write."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Deadlines of open calls."""
+        self._requests: dict[int, Request[Reply]] = {}
+        """Requests that unary calls wait for."""
         self._working = False
         self._scheduled = False
         self._closed = False
@@ -174,24 +176,29 @@ class RpcSession(contract.Session):
         except DecodeError:
             self._calls.fail(stream, http2.INTERNAL, "the message cannot be read")
             return
-        assert method.handle is not None
         if asked.deadline is not None:
             self._set_deadline(stream, asked.deadline)
         if not self._server.hub.callers.enforcing:
-            method.handle(method.dialect, message, None, partial(self._answer, stream))
+            self._carry_out(stream, method, message, None)
             return
-        self._prove(asked.path, method, message, partial(self._answer, stream))
+        self._prove(stream, asked.path, method, message)
 
-    def _prove(self, path: bytes, method: Method, message: Any, answer: Callable[[Any], None]) -> None:
+    def _carry_out(self, stream: int, method: Method, message: Any, principal: Identity | None) -> None:
+        assert method.handle is not None
+        request = method.handle(method.dialect, message, principal, partial(self._answer, stream))
+        if request is not None:
+            self._requests[stream] = request
+
+    def _prove(self, stream: int, path: bytes, method: Method, message: Any) -> None:
         """Handle a call as soon as its caller is known."""
+        answer = partial(self._answer, stream)
 
         def carry_out(_: Promise) -> None:
             if work.error is not None:
                 self._server.refuse(method, path, work.error, answer)
             elif not self._closed:
                 self._caller = work.value
-                assert method.handle is not None
-                method.handle(method.dialect, message, work.value.principal, answer)
+                self._carry_out(stream, method, message, work.value.principal)
 
         try:
             caller = self._identify(method.dialect.credentials(message))
@@ -203,8 +210,7 @@ class RpcSession(contract.Session):
             work.when_done(carry_out)
         else:
             self._caller = caller
-            assert method.handle is not None
-            method.handle(method.dialect, message, caller.principal, answer)
+            self._carry_out(stream, method, message, caller.principal)
 
     def _identify(self, given: Given) -> Caller | Work[Caller]:
         return self._server.hub.callers.identify(given, self._address, self._outbox.peer_certificate)
@@ -240,6 +246,7 @@ class RpcSession(contract.Session):
         return name_of(self._caller)
 
     def _answer(self, stream: int, answer: Any) -> None:
+        self._requests.pop(stream, None)
         self._cancel_deadline(stream)
         calls = self._calls
         if isinstance(answer, BabelbusError):
@@ -284,6 +291,9 @@ class RpcSession(contract.Session):
         """Release what the session holds of a call that is over."""
         self._cancel_deadline(stream)
         self._ready.pop(stream, None)
+        request = self._requests.pop(stream, None)
+        if request is not None:
+            self._server.hub.abandon((request,))
         found = self.streams.pop(stream, None)
         if found is not None:
             found.close()
@@ -440,7 +450,7 @@ class RpcSession(contract.Session):
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""
         self._closed = True
-        for stream in [*self.streams, *self._timers]:
+        for stream in [*self.streams, *self._timers, *self._requests]:
             self._drop(stream)
         self._calls.close()
         self._server.sessions.discard(self)

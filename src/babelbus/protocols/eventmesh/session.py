@@ -76,6 +76,8 @@ class Session(contract.Session):
         """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
         self._questions: dict[str, str] = {}
         """Ids of questions that were pushed and not answered, by the `seq` of the push, in order."""
+        self._requests: dict[Request[Reply], None] = {}
+        """Requests of the client that wait for their reply."""
         self._events: dict[str, list[Event]] = {}
         self._acks: list[tuple[str, bytes, str, str]] = []
         """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
@@ -393,9 +395,11 @@ class Session(contract.Session):
         identity = self._identity
         subject = identity.absolute(event.subject)
         request = self._hub.broker.request(subject, event.payload, event.headers, deadline, identity)
+        self._requests[request] = None
         request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
 
     def _replied(self, seq: bytes, topic: str, flavour: m.Flavour, request: Request[Reply]) -> None:
+        self._requests.pop(request, None)
         reply = request.reply
         if reply is None:
             log.debug("%s %s: no reply from %r: %s", PROTOCOL, self._peer, topic, request.error)
@@ -599,6 +603,7 @@ class Session(contract.Session):
             self._end(subscribed, lost=not self._hub.stopping)
         self._subscribed.clear()
         self._held.clear()
+        self._hub.abandon(self._requests)
 
 
 @cache
