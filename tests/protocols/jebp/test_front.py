@@ -272,6 +272,7 @@ def test_a_lone_record_goes_in_a_batch_and_everything_else_to_the_session() -> N
     assert kinds(create("a", bytes(RECORD_BYTES_MAX))) == ["batch"]
     assert kinds(create("a", bytes(RECORD_BYTES_MAX + 1))) == ["data"]
     assert kinds(create("a", b"x"), create("b", b"x")) == ["data"]
+    assert kinds(b"\x12\x01\0" + create("a", b"x")[4:], create("a", b"x")) == ["data"]  # one for no topic
     assert kinds(create("a", b"x", valid=False)) == ["data"]
     assert kinds(create("a", bytes(OPENED_BYTES_MAX))) == ["data"]
     assert kinds(create("a", b"x")) == ["batch"]

@@ -307,7 +307,7 @@ class JebpFront:
             end = 3 + content[2]
             name, start = content[3:end], end + RECORD_FIELDS.size
             room -= len(content) - start
-            if start > len(content) or name != (topic or name) or room < 0:
+            if start > len(content) or not name or name != (topic or name) or room < 0:
                 return False
             checksum, timestamp = RECORD_FIELDS.unpack_from(content, end)
             payload = content[start:]
