@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from babelbus.clock import SystemClock
-from babelbus.config import JebpSettings, ServerSettings
+from babelbus.config import JebpSettings, QuotaSettings, ServerSettings
+from babelbus.core.access import SERVER
 from babelbus.link.edge import Edge
 from babelbus.protocols.jebp.batches import Batches
 from babelbus.protocols.jebp.codec import encode_request
@@ -198,3 +200,16 @@ def test_edges_of_other_machines_get_no_keys(tmp_path: Path) -> None:
             await edge.stop()
 
         asyncio.run(greet())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_who_has_read_too_much_has_its_records_handled_later(tmp_path: Path, processes: int) -> None:
+    server, quotas = ServerSettings(processes=processes), QuotaSettings(read_bytes_per_second=1)
+    with LiveServer(msgspec.structs.replace(configure(tmp_path, server=server), quotas=quotas)) as live:
+        live.call(lambda: live.server.broker.create_topic("t", principal=SERVER))
+        with live.caller() as caller:
+            assert said(caller.ask(create("t", b"x"))[0]) == "a130"
+            caller.send(create("t", b"later"))
+            (connection,) = live.connections
+            live.until(lambda: connection.busy)
+            assert stored(live, "t") == 1

@@ -166,8 +166,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle_session(self) -> Session | None:
-        """The session, if nothing of the client waits here, so that a request beside its bytes overtakes nothing."""
-        if self._paused or self._eof or self._ended or self._given_up or self._outbox.waiting:
+        """The session, if it would handle a request at once, so that one beside its bytes overtakes nothing."""
+        outbox = self._outbox
+        if self._paused or self._eof or self._ended or self._given_up or outbox.waiting or outbox.full:
             return None
         return self._session
 
