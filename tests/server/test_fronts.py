@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,11 +15,13 @@ import pytest
 from babelbus.clock import SystemClock
 from babelbus.config import JebpSettings, QuotaSettings, ServerSettings
 from babelbus.core.access import SERVER
+from babelbus.core.receipt import Receipt
 from babelbus.link.edge import Edge
 from babelbus.protocols.jebp.batches import Batches
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.messages import AskTransaction, FetchPartition, TellPositions
+from tests.access.house import House, configured
 from tests.support.jebp import GUEST, Caller, create, create_many, create_topic, fetch, said, subscribe
 from tests.support.server import LiveServer, configure
 
@@ -200,6 +203,39 @@ def test_edges_of_other_machines_get_no_keys(tmp_path: Path) -> None:
             await edge.stop()
 
         asyncio.run(greet())
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_loses_a_right_gets_no_records_that_wait_behind_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    held: list[Receipt] = []
+    publish = Batches._publish
+
+    def hold(batches: Batches, group: Any, batch: Any) -> Receipt:
+        publish(batches, group, batch)
+        held.append(Receipt())
+        return held[0]
+
+    monkeypatch.setattr(Batches, "_publish", hold)
+    config = msgspec.structs.replace(configured(tmp_path), server=ServerSettings(processes=2))
+    with House(tmp_path, config) as house:
+        house.grant("alice publish walk/a/#", "alice read walk/a/#")
+        with Caller(house.address, house.alice.identity).connect() as alice:
+            assert [said(one)[:4] for one in alice.ask(subscribe("walk/a"), fetch(0))] == ["a030"] * 2
+            (connection,) = house.connections
+            alice.send(create("walk/a", b"x"))
+            house.until(lambda: bool(held))
+            if reads:
+                before = connection.describe().sent_bytes
+                alice.send(fetch(0))
+                house.until(lambda: connection.describe().sent_bytes != before)
+            house.grant("alice publish walk/a/#")
+            house.call(held[0].resolve)
+            if reads:
+                assert alice.is_closed()
+            else:
+                assert said(alice.hear()[0]) == "a130"
 
 
 @pytest.mark.parametrize("processes", [1, 2])

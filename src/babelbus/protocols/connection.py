@@ -64,6 +64,8 @@ class Connection(asyncio.Protocol):
         """The end of the time in which nothing is read, because the principal has sent too much."""
         self._unfinished_bytes = 0
         self._received_bytes = 0
+        self._beside_at: int | None = None
+        """While a request beside the bytes of the client is not answered, bytes that were sent before it."""
         self._bytes_max = bytes_max
         self._paused = False
         self._eof = False
@@ -173,7 +175,8 @@ class Connection(asyncio.Protocol):
         return self._session
 
     def count_received(self, size_bytes: int) -> None:
-        """Count bytes of such requests."""
+        """Count bytes of such requests. Answers that are sent later wait at the edge for the answer to them."""
+        self._beside_at = self._outbox.sent_bytes
         self._received_bytes += size_bytes
         if self._busy_poll is not None:
             self._busy_poll.received(self.number)
@@ -182,6 +185,7 @@ class Connection(asyncio.Protocol):
 
     def count_sent(self, size_bytes: int) -> None:
         """Count bytes of the answers to such requests."""
+        self._beside_at = None
         self._outbox.count_sent(size_bytes)
 
     # -- quotas ------------------------------------------------------------------------------------------------------
@@ -395,7 +399,8 @@ class Connection(asyncio.Protocol):
 
     def access_changed(self) -> None:
         """Check the rights of the client again; close at once if it may not have the bytes that wait for it."""
-        is_stuck = self._outbox.is_stuck
+        outbox = self._outbox
+        is_stuck = outbox.is_stuck or (self._beside_at is not None and outbox.sent_bytes > self._beside_at)
         if self._session is not None and self._session.access_changed() and is_stuck:
             self._door.note(logging.INFO, self.peer, "access", f"closing: {LOST_RIGHT}")
             self.abort()
