@@ -240,6 +240,13 @@ def test_a_get_publishes_by_its_code_alone(web: HttpClient) -> None:
     assert web.ask("GET", "/eventmesh/subscrition/query").status == 200
 
 
+@pytest.mark.parametrize("code", ["104%0d%0aevil:%201", "%00", "%E4%BD%A0"])
+def test_a_code_that_no_header_can_carry_is_answered_without_it(web: HttpClient, code: str) -> None:
+    response = web.ask("GET", f"/?code={code}&topic=t")
+    assert (response.status, json.loads(response.body)["retCode"], response.headers["code"]) == (400, 2, "")
+    assert "evil" not in response.headers
+
+
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"topic=%zz", b"&" * 1000, b"a=1&" * 1000, b"=" * 1000])
 def test_forms_that_make_no_sense_are_answered(web: HttpClient, body: bytes) -> None:
     response = web.ask("POST", "/", body, code="104")

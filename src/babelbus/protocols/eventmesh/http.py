@@ -504,7 +504,8 @@ class WebSession(HttpSession, contract.Session):
             if code:
                 result["retMessage"] = text
         else:
-            headers.append(("code", request.headers.get("code") or dict(_query(request)).get("code", "")))
+            code_asked = request.headers.get("code") or dict(_query(request)).get("code", "")
+            headers.append(("code", code_asked if code_asked.isascii() and code_asked.isprintable() else ""))
         return encode_response(status, headers, _encode(result), keep_alive=request.keep_alive, version=request.version)
 
 
