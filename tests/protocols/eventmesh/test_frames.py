@@ -2,12 +2,13 @@
 
 import json
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.protocols.eventmesh.frames import NEW, OLD, FrameDecoder, MalformedFrameError, encode_frame
+from babelbus.protocols.eventmesh.frames import NEW, OLD, FrameDecoder, MalformedFrameError, ObjectScan, encode_frame
 from babelbus.protocols.eventmesh.messages import Frame
 from tests.support.eventmesh import AGENT, HEAD, frame
 
@@ -51,6 +52,28 @@ def test_a_hello_is_found_without_a_byte_behind_its_object() -> None:
     decoder.receive_data(frame(OLD, HELLO, AGENT))
     assert len(decoder.frames()) == 1
     assert decoder.surplus == OLD
+
+
+def test_a_hello_that_comes_byte_by_byte_is_looked_at_once() -> None:
+    class Counted(bytes):
+        looked_at = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Counted.looked_at += isinstance(key, int)
+            return super().__getitem__(key)
+
+    body = b'{"path":"' + b"x" * 500 + b'"}'
+    scan = ObjectScan(body, 0)
+    for size in range(1, len(body)):
+        assert scan.find_end(Counted(body[:size]), len(body)) == -1
+    assert scan.find_end(Counted(body), len(body)) == len(body)
+    assert Counted.looked_at == len(body)
+    decoder = FrameDecoder()
+    for byte in frame(NEW, HELLO, body):
+        decoder.receive_data(bytes((byte,)))
+        found = decoder.frames()
+        assert len(found) == (decoder.held_bytes == 0)
+    assert (found[0].body, decoder.surplus) == (body, NEW)
 
 
 @pytest.mark.parametrize("command", ["cmd", "command"])

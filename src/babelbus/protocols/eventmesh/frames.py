@@ -47,6 +47,8 @@ class FrameDecoder:
         self._chunk_bytes = 0
         self._wanted = HEAD_BYTES
         """So many bytes must be there before another look finds anything."""
+        self._first_object: ObjectScan | None = None
+        """The search for the end of the body of the first frame, which goes on where it stopped."""
 
     @property
     def held_bytes(self) -> int:
@@ -119,17 +121,27 @@ class FrameDecoder:
 
     def _detect(self, data: bytes, start: int, header_end: int, rest: int) -> None:
         """Set the framing of the connection by its first frame, unless more of it must come."""
-        name = _decode_header(data[start + HEAD_BYTES : header_end]).name
-        if name in (HELLO, RECOMMEND) and rest > max(_SURPLUSES[:2]) and data[header_end : header_end + 1] != b"n":
-            end = object_end(data, header_end, header_end + rest)
-            if end < 0:
+        scan = self._first_object
+        if scan is None:
+            name = _decode_header(data[start + HEAD_BYTES : header_end]).name
+            if (
+                name not in (HELLO, RECOMMEND)
+                or rest <= max(_SURPLUSES[:2])
+                or data[header_end : header_end + 1] == b"n"
+            ):
+                self.surplus = {13: NEW, 17: NEW, 21: 21, 25: 21}.get(rest, OLD)
                 return
-            surplus = rest - (end - header_end)
-            if surplus not in _SURPLUSES:
-                raise MalformedFrameError("the length of the first frame fits no framing")
-            self.surplus = surplus
-        else:
-            self.surplus = {13: NEW, 17: NEW, 21: 21, 25: 21}.get(rest, OLD)
+            if len(data) == header_end:
+                return
+            scan = self._first_object = ObjectScan(data, header_end)
+        end = scan.find_end(data, header_end + rest)
+        if end < 0:
+            return
+        self._first_object = None
+        surplus = rest - (end - header_end)
+        if surplus not in _SURPLUSES:
+            raise MalformedFrameError("the length of the first frame fits no framing")
+        self.surplus = surplus
 
 
 def _no_room(length: int, header_bytes: int) -> MalformedFrameError:
@@ -142,36 +154,50 @@ def _unreadable(error: Exception) -> MalformedFrameError:
     return MalformedFrameError(f"the header of a frame cannot be read: {error}")
 
 
-def object_end(data: bytes, start: int, end_max: int) -> int:
-    """Return where the JSON object that begins at `start` ends, -1 if the data ends before.
+class ObjectScan:
+    """The search for the end of a JSON object in data that grows: each byte is looked at once."""
 
-    Raises:
-        MalformedFrameError: there is no object, or it does not end before `end_max`.
-    """
-    if data[start : start + 1] not in (b"{", b""):
-        raise MalformedFrameError("the body of the first frame is no JSON object")
-    depth = 0
-    is_text = is_escaped = False
-    for position in range(start, min(len(data), end_max)):
-        byte = data[position]
-        if is_text:
-            if is_escaped:
-                is_escaped = False
-            elif byte == 0x5C:
-                is_escaped = True
+    def __init__(self, data: bytes, start: int) -> None:
+        """Begin the search for the end of the object at `start`.
+
+        Raises:
+            MalformedFrameError: there is no object.
+        """
+        if data[start] != 0x7B:
+            raise MalformedFrameError("the body of the first frame is no JSON object")
+        self.position = start
+        """The first byte that was not looked at."""
+        self._depth = 0
+        self._is_text = self._is_escaped = False
+
+    def find_end(self, data: bytes, end_max: int) -> int:
+        """Return where the object ends, -1 if the data ends before.
+
+        Raises:
+            MalformedFrameError: the object does not end before `end_max`.
+        """
+        depth, is_text, is_escaped = self._depth, self._is_text, self._is_escaped
+        for position in range(self.position, min(len(data), end_max)):
+            byte = data[position]
+            if is_text:
+                if is_escaped:
+                    is_escaped = False
+                elif byte == 0x5C:
+                    is_escaped = True
+                elif byte == 0x22:
+                    is_text = False
             elif byte == 0x22:
-                is_text = False
-        elif byte == 0x22:
-            is_text = True
-        elif byte == 0x7B:
-            depth += 1
-        elif byte == 0x7D:
-            depth -= 1
-            if not depth:
-                return position + 1
-    if len(data) >= end_max:
-        raise MalformedFrameError("the JSON object of the first frame does not end")
-    return -1
+                is_text = True
+            elif byte == 0x7B:
+                depth += 1
+            elif byte == 0x7D:
+                depth -= 1
+                if not depth:
+                    return position + 1
+        if len(data) >= end_max:
+            raise MalformedFrameError("the JSON object of the first frame does not end")
+        self.position, self._depth, self._is_text, self._is_escaped = len(data), depth, is_text, is_escaped
+        return -1
 
 
 def encode_frame(surplus: int, header: bytes, body: bytes = b"") -> bytes:
