@@ -1,6 +1,7 @@
 """Calls and streams of the client against the real server, over real sockets; faults come from a proxy that cuts."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,46 @@ def test_a_silent_server_is_asked_for_a_sign_of_life_while_calls_are_open() -> N
 
     with_peer(answer, test, version=b"jebp/1.2", request_timeout_seconds=0.2, reconnect=False)
     assert probes[1:] == [Subscribe(())]
+
+
+READS: dict[str, Callable[[Client], Coroutine[Any, Any, Any]]] = {
+    "match": lambda client: client.state.match("#"),
+    "history": lambda client: client.state.history("k"),
+    "as_of": lambda client: client.state.as_of(offset=0).get("k"),
+    "topics": lambda client: client.topics.list(),
+    "change": lambda client: client.topics.remove("t"),
+}
+
+
+def cut_off(client: Client) -> None:
+    """End the connection of a client for good: nobody listens where it asks for the next one."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        client._keeper._address = f"127.0.0.1:{closed.getsockname()[1]}"
+    link = client._keeper.link
+    assert link is not None
+    link.abort(ConnectionLostError("cut off"))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_stream_that_reads_ends_in_time_when_the_server_does_not_come_back(name: str) -> None:
+    async def test(script: Script, client: Client) -> None:
+        cut_off(client)
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            with pytest.raises(ConnectionLostError, match="no connection to"):
+                await READS[name](client)
+
+    with_peer(lambda script, request: None, test, version=b"jebp/1.2", request_timeout_seconds=0.2)
+
+
+@pytest.mark.parametrize("name", list(READS)[:-1])
+def test_a_stream_that_reads_is_not_asked_again_for_ever(name: str) -> None:
+    def answer(script: Script, request: Request) -> None:
+        asyncio.get_running_loop().call_soon(script.peers[-1].transport.abort)
+
+    async def test(script: Script, client: Client) -> None:
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            with pytest.raises((ConnectionLostError, RequestTimeoutError)):
+                await READS[name](client)
+
+    with_peer(answer, test, version=b"jebp/1.2", request_timeout_seconds=0.2)

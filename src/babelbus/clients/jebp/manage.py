@@ -3,12 +3,13 @@
 Requests of the administration API (docs/operations.md) over the method `admin` of jebp/1.2.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from babelbus.clients.jebp.calls import Calls
+from babelbus.clients.jebp.calls import Calls, Stream
 from babelbus.clients.jebp.errors import (
     BadArgumentError,
     ConflictError,
@@ -130,14 +131,17 @@ class _Management:
         """
         what = f"{method} {path}"
         content = b"" if body is None else msgspec.json.encode(body)
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._calls.timeout_seconds
         while True:
+            link = await self._calls.link(METHOD, max(deadline - now(), 0))
             try:
-                status, answer = await self._answer((method, path, content))
+                status, answer = await self._answer(Stream(METHOD, link, (method, path, content)))
                 break
             except ConnectionLostError as error:
                 if method != "GET":
                     raise OutcomeUnknownError(f"{what}: {error}; it may be done or not") from error
-                if not self._calls.resends:
+                if not self._calls.resends or now() >= deadline:
                     raise
         if status >= 400:
             raise _refusal(what, status, answer)
@@ -146,8 +150,8 @@ class _Management:
         except msgspec.MsgspecError as error:
             raise RequestError(f"{what}: the server's answer is malformed: {error}") from error
 
-    async def _answer(self, request: tuple[str, str, bytes]) -> tuple[int, bytes]:
-        async with await self._calls.stream(METHOD, request) as stream:
+    async def _answer(self, stream: Stream) -> tuple[int, bytes]:
+        async with stream:
             parts = [bytes(part) async for part in stream]
             assert stream.result is not None
             status, last = _decode_end(stream.result)

@@ -5,6 +5,7 @@ entry = await client.state.get("line1/recipe")
 async for change in client.state.watch("line1/#"): ...
 """
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -127,13 +128,16 @@ class State:
 
     async def _read(self, method: str, parameters: object) -> tuple[list_[Data], Data]:
         """Return the items and the result of a stream that only reads, asked again if the connection is lost."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._calls.timeout_seconds
         while True:
+            link = await self._calls.link(method, max(deadline - now(), 0))
             try:
-                async with await self._calls.stream(method, parameters) as stream:
+                async with Stream(method, link, parameters) as stream:
                     bodies: list_[Data] = [body async for body in stream]
                     return bodies, stream.result or b""
             except (ConnectionLostError, RequestTimeoutError):
-                if not self._reconnect:
+                if not self._reconnect or now() >= deadline:
                     raise
 
     # -- changing ----------------------------------------------------------------------------------------------------
