@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
 from babelbus.protocols.eventmesh.stubs import legacy_pb2
 from tests.protocols.eventmesh.test_grpc import IDENTITY, Events, Legacy
@@ -81,6 +82,26 @@ def test_a_client_that_stops_reading_holds_a_bound_of_bytes_and_others_go_on(tmp
             waiting = [sum(len(one[1]) for one in stream.waiting) for stream in streams(live)]
             assert max(waiting) < 6 * 2**20
             assert [len(stuck.text()) for _ in range(30)] == [len(text)] * 30
+
+
+@pytest.mark.parametrize("mode", ["CLUSTERING", "BROADCASTING"])
+@pytest.mark.parametrize("where", ["payload", "headers"])
+def test_a_stream_that_is_never_read_holds_a_bound_of_bytes_whatever_they_are(
+    tmp_path: Path, mode: str, where: str
+) -> None:
+    size = 500_000
+    payload, headers = (b"x" * size, ()) if where == "payload" else (b"", ((b"wide", b"x" * size),))
+    with (
+        serving(tmp_path) as live,
+        dial(live) as channel,
+        BlockingClient(live.address, identity=live.admin) as jebp,
+        Legacy(channel).stream("stuck", "unread", mode),
+    ):
+        for _ in range(30):
+            jebp.publish("unread", payload, headers=headers)
+        (stream,) = streams(live)
+        waiting = live.call(lambda: [len(one[1]) + sum(len(value) for _, value in one[2]) for one in stream.waiting])
+        assert sum(waiting) < 6 * 2**20
 
 
 def test_a_client_that_subscribes_and_reads_no_answers_holds_a_bound_of_answers(tmp_path: Path) -> None:

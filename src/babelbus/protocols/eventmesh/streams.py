@@ -37,10 +37,15 @@ WRITTEN_MAX = 64
 ANSWERS_MAX = 16
 """Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
 WAITING_BYTES_MAX = 4 * 2**20
-"""Payloads that wait for a stream; its groups are held from then on."""
+"""Records that wait for a stream; its groups are held from then on, and live events are dropped."""
 
 Waiting = tuple[str, bytes | None, Headers, dict[str, str], Member | None, Delivery | None]
 """A delivery that waits for its stream: topic, payload, headers, further properties, and whom to tell it is written."""
+
+
+def _weigh(payload: bytes | None, headers: Headers) -> int:
+    """Return the memory of a record."""
+    return len(payload or b"") + sum(len(name) + len(value or b"") for name, value in headers)
 
 
 class Standing(Enum):
@@ -88,7 +93,9 @@ class Stream:
         self._wake = wake
         self._answers: deque[bytes] = deque()
         self._group_bytes = 0
-        """Payloads of groups that wait or are written and not acknowledged."""
+        """Records of groups that wait or are written and not acknowledged."""
+        self._live_bytes = 0
+        """Events and questions that wait."""
         self._partial: tuple[Member, Delivery] | None = None
         """The delivery of which a part waits for the window of the client."""
         self._subscribing = False
@@ -224,7 +231,11 @@ class Stream:
     def _forget(self, topic: str, member: Member | None) -> None:
         """Drop what waits of a topic for a client that may not have it any more; the group has it again."""
         kept = deque(one for one in self.waiting if one[0] != topic or one[4] is not member)
-        self._group_bytes -= sum(len(one[1] or b"") for one in self.waiting if one[4] is member is not None)
+        size_bytes = sum(_weigh(one[1], one[2]) for one in self.waiting if one[0] == topic and one[4] is member)
+        if member is None:
+            self._live_bytes -= size_bytes
+        else:
+            self._group_bytes -= size_bytes
         self.waiting = kept
 
     @property
@@ -266,6 +277,8 @@ class Stream:
                 is_last = member is not None
                 if member is not None and delivery is not None:
                     done.append((member, delivery))
+                else:
+                    self._live_bytes -= _weigh(payload, headers)
             else:
                 break
             messages.append(message)
@@ -288,7 +301,7 @@ class Stream:
         was_full = self._group_bytes > WAITING_BYTES_MAX
         for member, delivery in done:
             by_member.setdefault(member, []).append(delivery)
-            self._group_bytes -= len(delivery.payload or b"")
+            self._group_bytes -= _weigh(delivery.payload, delivery.headers)
         if was_full and self._group_bytes <= WAITING_BYTES_MAX:
             for subscribed in self.subscribed.values():
                 if subscribed.member is not None:
@@ -309,22 +322,31 @@ class Stream:
 
     def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member, topic = subscribed.member, subscribed.item.topic
-        self._group_bytes += sum(len(one.payload or b"") for one in deliveries)
+        self._group_bytes += sum(_weigh(one.payload, one.headers) for one in deliveries)
         if self._group_bytes > WAITING_BYTES_MAX and member is not None:
             member.hold()
         self._add([(topic, one.payload, one.headers, {}, member, one) for one in deliveries])
 
     def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
-        room = max(self._hub.settings.window - len(self.waiting), 0)
-        if len(events) > room:
-            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc(len(events) - room)
-        self._add([(subscribed.item.topic, one.payload, one.headers, {}, None, None) for one in events[:room]])
+        taken: list[Waiting] = []
+        for one in events:
+            if not self._has_room(len(taken)):
+                self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc(len(events) - len(taken))
+                break
+            self._live_bytes += _weigh(one.payload, one.headers)
+            taken.append((subscribed.item.topic, one.payload, one.headers, {}, None, None))
+        self._add(taken)
+
+    def _has_room(self, more: int = 0) -> bool:
+        """Return whether one more event or question may wait, behind some more than there are."""
+        return len(self.waiting) + more < self._hub.settings.window and self._live_bytes <= WAITING_BYTES_MAX
 
     def _ask(self, subscribed: Subscribed, question: Question) -> None:
-        if len(self.waiting) >= self._hub.settings.window:
+        if not self._has_room():
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
             return
         more = correlation(self._hub.remember(question, subscribed.caller.principal))
+        self._live_bytes += _weigh(question.payload, question.headers)
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
 
     def _add(self, waiting: Sequence[Waiting]) -> None:
