@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
+from babelbus.core.access import SERVER
+from babelbus.protocols.eventmesh.calls import CONNECTIONS_MAX
+from babelbus.protocols.eventmesh.webhooks import Webhooks
 from tests.protocols.eventmesh.test_http import Hook, ask, publish, subscribe
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient
@@ -52,6 +57,15 @@ def peer(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 def subscribe_url(web: HttpClient, url: str, topic: str, group: str) -> dict[str, object]:
     fields = {"topic": json.dumps([{"topic": topic}]), "url": url, "consumerGroup": group}
     return ask(web, "206", fields)
+
+
+@contextmanager
+def serving_no_consent(live: LiveServer) -> Iterator[Webhooks]:
+    """The webhooks of a server, which are not asked whether they agree."""
+    webhooks = live.server.services["eventmesh"].webhooks  # type: ignore[attr-defined]
+    webhooks.hub.settings = msgspec.structs.replace(webhooks.hub.settings, webhook_consent=False)
+    yield webhooks
+    webhooks.hub.settings = msgspec.structs.replace(webhooks.hub.settings, webhook_consent=True)
 
 
 def is_dead(live: LiveServer, group: str) -> bool:
@@ -176,6 +190,60 @@ def test_no_event_sets_the_framing_of_a_push(live: LiveServer, web: HttpClient) 
         form, pushed = hook.next()
         assert (form["content"], pushed["colour"], pushed["host"]) == ("payload", "red", hook.url[7:-9])
         assert "transfer-encoding" not in pushed
+
+
+@pytest.mark.parametrize("mode", ["CLUSTERING", "BROADCASTING"])
+def test_a_webhook_that_was_unsubscribed_gets_no_retry(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.0)
+    topic = f"left/{mode}"
+    answered = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while connection.recv(2**16):
+                pushes.append(1)
+                answered.wait(SAFETY_NET_SECONDS)
+                connection.sendall(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n")
+
+    pushes: list[int] = []
+    with serving_no_consent(live) as webhooks, peer(serve) as address:
+        item = json.dumps([{"topic": topic, "mode": mode}])
+        fields = {"topic": item, "url": f"http://{address}", "consumerGroup": "g"}
+        assert ask(web, "206", fields)["retCode"] == 0
+        for number in range(CONNECTIONS_MAX + 3):  # the last of them wait for a connection
+            publish(web, topic, str(number))
+        live.until(lambda: len(pushes) == CONNECTIONS_MAX)
+        assert ask(web, "207", fields)["retCode"] == 0
+        answered.set()
+        live.until(lambda: not webhooks._timers and not any(pool.waiting for pool in webhooks.calls._pools.values()))
+        live.until(lambda: all(one.call is None for pool in webhooks.calls._pools.values() for one in pool.connections))
+        assert len(pushes) == CONNECTIONS_MAX
+
+
+@pytest.mark.parametrize("what", ["topic", "group"])
+@pytest.mark.parametrize("by", ["206", "203"])
+def test_a_webhook_whose_topic_or_group_was_removed_subscribes_again(
+    live: LiveServer, web: HttpClient, what: str, by: str
+) -> None:
+    broker, topic = live.server.broker, f"again/{what}/{by}"
+    with Hook() as hook:
+        subscribe(web, hook, topic, "g")
+        if what == "topic":
+            live.call(lambda: broker.remove_topic(topic, principal=SERVER))
+            live.until(lambda: broker.find_topic(topic) is None)
+            publish(web, topic, "nobody subscribes")
+        else:
+            live.call(lambda: broker.groups.remove(topic, "g", SERVER))
+        if by == "206":
+            subscribe(web, hook, topic, "g")
+        else:
+            beats = json.dumps([{"topic": topic, "url": hook.url}])
+            fields = {"clientType": "SUB", "consumerGroup": "g", "heartbeatEntities": beats}
+            assert ask(web, "203", fields)["retCode"] == 0
+        publish(web, topic, "x")
+        assert hook.next()[0]["content"] == "x"
 
 
 # -- the coded API -----------------------------------------------------------------------------------------------------

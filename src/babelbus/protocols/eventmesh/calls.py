@@ -32,7 +32,7 @@ WAITING_MAX = 10_000
 """Calls that wait for a connection to one origin."""
 ANSWER_BYTES_MAX = 2**20
 STOPPING = "the server stops"
-NOT_GRANTED = "its principal may not have the message any more"
+NOT_GRANTED = "it may not have the message any more"
 PORTS = {"http": 80, "https": 443}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -111,6 +111,8 @@ class _Webhook:
         modes = {entry.mode for entry in entries}
         self._urls = [entry.url for entry in entries if entry.mode == "CLUSTERING"] or list(self.entries)
         self._code = PUSH_SYNC if any(entry.type == "SYNC" for entry in entries) else PUSH_ASYNC
+        if self.member is not None and self.member.closed:  # topic or group were removed
+            self.member = None
         if "CLUSTERING" in modes and self.member is None:
             group = hub.group(principal.relative(self.topic), self.group, principal)
             # Each push ends with an ack or a reject, however long a webhook that hangs makes other pushes wait.
@@ -229,17 +231,20 @@ class _Webhook:
         is_live: bool = False,
     ) -> None:
         """Call one webhook after the other until one takes the message; `done` gets the reason if none does."""
-        urls = self._urls
+        urls = self._urls if self.entries else ()
         if not self._is_granted(is_live=is_live):
             done(NOT_GRANTED)
             return
-        if not url and not urls:
+        if url not in self.entries if url else not urls:
             done("no webhook is subscribed any more")
             return
         self._next += 1
         chosen = url or urls[self._next % len(urls)]
         fields, form = push
-        is_granted = partial(self._is_granted, is_live=is_live)
+
+        def is_granted() -> bool:
+            return chosen in self.entries and self._is_granted(is_live=is_live)
+
         call = self._owner.calls.call(
             "POST", chosen, [*self._owner.head(self._code), *fields.items()], form, is_granted
         )
@@ -387,6 +392,8 @@ class Webhooks:
             topic = principal.absolute(topic)
         known = [webhook for webhook in self._find(group, topic, principal) if url in webhook.entries]
         for webhook in known:
+            if webhook.member is not None and webhook.member.closed:
+                self._update(webhook)
             self._heard[group, topic, webhook.principal, url] = self.hub.clock.monotonic()
         return bool(known)
 
