@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import logging
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlparse
@@ -178,3 +179,24 @@ def test_a_connection_that_is_made_while_the_client_closes_is_closed_too(plain: 
     nats.call(asyncio.sleep(0))  # it waits by now
     nats.stop()
     assert [writer.is_closing() for writer in writers] == [True]
+
+
+def test_a_connection_over_which_nats_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Nats._options
+    monkeypatch.setattr(Nats, "_options", lambda nats: {**options(nats), "connect_timeout": 0.05})
+    monkeypatch.setattr(client, "ATTEMPT_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(SAFETY_NET_SECONDS)
+        with nats_server("jetstream: false") as server:
+            port = silent.getsockname()[1]
+            nats = Nats(JetstreamSettings(f"{server.url}, nats://127.0.0.1:{port}"), None)
+            nats.start("tests")
+        try:
+            accepted = [silent.accept()[0] for _ in range(5)]
+            for connection in accepted[:-1]:
+                with connection:
+                    connection.settimeout(SAFETY_NET_SECONDS)
+                    assert connection.recv(1) == b""
+            accepted[-1].close()
+        finally:
+            nats.stop()

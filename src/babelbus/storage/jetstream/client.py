@@ -244,6 +244,10 @@ class Nats:
         return client
 
     async def _note_error(self, error: Exception) -> None:
+        client = self._client
+        if client is not None and client.is_reconnecting and client._transport is not None:
+            # The library forgets a connection over which NATS says nothing, and opens the next one.
+            client._transport.close()  # type: ignore[no-untyped-call]
         text = str(error) or type(error).__name__
         if text != self._said:
             self._said = text
