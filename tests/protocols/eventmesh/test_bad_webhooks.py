@@ -222,6 +222,41 @@ def test_a_webhook_that_was_unsubscribed_gets_no_retry(
         assert len(pushes) == CONNECTIONS_MAX
 
 
+def test_a_webhook_that_hangs_holds_a_bound_of_events_and_gets_events_again_later(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(f"{MODULE}.calls.CALL_SECONDS", SAFETY_NET_SECONDS)
+    answers = threading.Event()
+    events: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError), connection.makefile("rb") as file:
+            while file.readline():
+                head = dict(line.split(b": ", 1) for line in iter(file.readline, b"\r\n"))
+                events.append(file.read(int(head[b"content-length"])))
+                answers.wait(SAFETY_NET_SECONDS)
+                connection.sendall(b"HTTP/1.1 204 Done\r\n\r\n")
+
+    with serving_no_consent(live) as webhooks, peer(serve) as address:
+        fields = {"topic": json.dumps([{"topic": "hanging", "mode": "BROADCASTING"}])}
+        assert ask(web, "206", {**fields, "url": f"http://{address}", "consumerGroup": "g"})["retCode"] == 0
+        for _ in range(30):
+            publish(web, "hanging", "x" * 500_000)
+
+        def held() -> int:
+            pools = webhooks.calls._pools.values()
+            return sum(len(call.data) for pool in pools for call in pool.waiting) + sum(
+                len(one.call.data) for pool in pools for one in pool.connections if one.call is not None
+            )
+
+        assert 0 < live.call(held) < 6 * 2**20
+        answers.set()
+        live.until(lambda: held() == 0)
+        publish(web, "hanging", "later")
+        live.until(lambda: b"content=later" in events[-1])
+
+
 @pytest.mark.parametrize("what", ["topic", "group"])
 @pytest.mark.parametrize("by", ["206", "203"])
 def test_a_webhook_whose_topic_or_group_was_removed_subscribes_again(

@@ -32,7 +32,7 @@ from babelbus.protocols.eventmesh.calls import (
     Origin,
     TargetRefusedError,
 )
-from babelbus.protocols.eventmesh.hub import Hub, correlation
+from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import encode_content
 from babelbus.records.record import Headers
@@ -47,6 +47,10 @@ RETRY_SECONDS = 3.0
 RETRIES_MAX = 3
 PUSHES_MAX = 4 * CONNECTIONS_MAX
 """Messages of a group and topic that webhooks have at a time: a webhook that hangs keeps no more from other members."""
+LIVE_BYTES_MAX = 4 * 2**20
+"""Forms of events and questions that wait for webhooks of a group and topic; further ones are dropped."""
+PUSH_BYTES = 1024
+"""Memory of a push beside its form."""
 EXPIRE_SECONDS = 90.0
 """A webhook whose client has sent heartbeats and stopped is forgotten after this."""
 TAKEN = (200, 201, 202, 204)
@@ -99,6 +103,8 @@ class _Webhook:
         """The request code of a push."""
         self._urls: list[str] = []
         """The webhooks that share messages."""
+        self._live_bytes = 0
+        """Memory of events and questions whose push is not over."""
         self._owner = owner
         self._next = random.randrange(2**16)  # noqa: S311 - no secret: where the turns begin
 
@@ -193,15 +199,25 @@ class _Webhook:
             body = self._encode(event.payload, event.headers, {})
             for url, entry in self.entries.items():
                 if entry.mode == "BROADCASTING":
-                    self._push(body, self._log, url, is_live=True)
+                    self._push_live(body, url)
 
     def _ask(self, question: Question) -> None:
         hub = self._owner.hub
         name = hub.remember(question, hub.callers.of_name(self.principal))
         more = correlation(name)
-        self._push(self._encode(question.payload, question.headers, more), self._log, is_live=True)
+        self._push_live(self._encode(question.payload, question.headers, more))
 
-    def _log(self, error: str) -> None:
+    def _push_live(self, push: tuple[dict[str, str], bytes], url: str = "") -> None:
+        """Send an event or a question, which is dropped if too many wait for the webhook."""
+        if self._live_bytes > LIVE_BYTES_MAX:
+            self._owner.hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
+            return
+        size_bytes = len(push[1]) + PUSH_BYTES
+        self._live_bytes += size_bytes
+        self._push(push, partial(self._live_done, size_bytes), url, is_live=True)
+
+    def _live_done(self, size_bytes: int, error: str) -> None:
+        self._live_bytes -= size_bytes
         if error:
             log.info("a webhook of group %r on topic %r: %s", self.group, self.topic, error)
 
