@@ -130,6 +130,21 @@ def test_a_topic_that_is_removed_before_listening_refuses_the_listener(live: Liv
         assert client.push()[1]["body"] == "x"
 
 
+@pytest.mark.parametrize("what", ["topic", "group"])
+def test_a_listener_whose_topic_or_group_was_removed_subscribes_again(live: LiveServer, what: str) -> None:
+    broker, topic = live.server.broker, f"gone/{what}"
+    with dial(live).hello(group="g") as client:
+        client.listen(topic)
+        if what == "topic":
+            live.call(lambda: broker.remove_topic(topic, principal=SERVER))
+            live.until(lambda: broker.find_topic(topic) is None)
+        else:
+            live.call(lambda: broker.groups.remove(topic, "g", SERVER))
+        assert client.ask("SUBSCRIBE_REQUEST", {"topicList": [topic]})["code"] == 0
+        client.publish(topic, "x")
+        assert client.push()[1]["body"] == "x"
+
+
 def test_a_group_that_somebody_has_alone_refuses_the_listener(live: LiveServer) -> None:
     groups = live.server.broker.groups
     with dial(live).hello(group="own") as client:

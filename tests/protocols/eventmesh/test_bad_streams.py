@@ -11,8 +11,9 @@ import pytest
 
 from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
+from babelbus.core.access import SERVER
 from babelbus.protocols.eventmesh.stubs import legacy_pb2
-from tests.protocols.eventmesh.test_grpc import IDENTITY, Events, Legacy
+from tests.protocols.eventmesh.test_grpc import IDENTITY, Events, Legacy, Package
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import MeshClient
 from tests.support.server import LiveServer, configure
@@ -127,6 +128,23 @@ def test_a_stream_that_is_cut_gives_back_what_it_was_not_sent(tmp_path: Path) ->
             legacy.ask("publish", legacy.publication("cut", "x"))
             with legacy.stream("g", "cut") as stream:
                 assert stream.text() == "x"
+
+
+@pytest.mark.parametrize("package", [Legacy, Events])
+def test_a_stream_whose_topic_was_removed_is_told_by_its_heartbeat_and_subscribes_again(
+    tmp_path: Path, package: type[Package]
+) -> None:
+    with serving(tmp_path) as live, dial(live) as channel:
+        client, broker = package(channel), live.server.broker
+        with client.stream("g", "gone") as stream:
+            assert client.code(client.ask("heartbeat", client.heartbeat("g", "gone"))) == "0"
+            live.call(lambda: broker.remove_topic("gone", principal=SERVER))
+            live.until(lambda: broker.find_topic("gone") is None)
+            assert client.code(client.ask("heartbeat", client.heartbeat("g", "gone"))) == "30"
+            stream.say(client.subscription("g", "gone"))
+            assert client.is_acknowledgement(stream.next())
+            client.ask("publish", client.publication("gone", "x"))
+            assert stream.text() == "x"
 
 
 def test_a_server_that_stops_completes_its_streams(tmp_path: Path) -> None:

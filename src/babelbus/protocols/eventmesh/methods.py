@@ -215,7 +215,7 @@ class Methods:
         streams = self._streams_of(wanted, principal)
         for item, url in zip(wanted.items, wanted.urls, strict=True):
             key = wanted.group, item.topic
-            has_stream = any(key in stream.subscribed for stream in streams)
+            has_stream = any(key in stream.subscribed and not stream.subscribed[key].is_over for stream in streams)
             known.append(has_stream or self._webhooks.beat(*key, url, principal))
         if all(known):
             return dialect.outcome(SUCCESS, "success")

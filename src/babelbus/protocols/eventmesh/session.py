@@ -276,7 +276,7 @@ class Session(contract.Session):
         for item in items:
             wanted = SubscriptionItem(item) if isinstance(item, str) else item
             before = self._subscribed.get(wanted.topic)
-            if before is not None and before.item == wanted:
+            if before is not None and before.item == wanted and not before.is_over:
                 continue
             if before is None and len(self._subscribed) >= self._hub.settings.subscriptions_max:
                 return f"{self._hub.settings.subscriptions_max} topics are subscribed to, which is the limit"

@@ -191,7 +191,7 @@ class Stream:
         for item in wanted.items:
             key = wanted.group, item.topic
             before = self.subscribed.get(key)
-            if before is not None and before.item == item:
+            if before is not None and before.item == item and not before.is_over:
                 continue
             if len(self.subscribed) >= self._hub.settings.subscriptions_max:
                 raise RefusedError(SUBSCRIBE_ERROR, f"{self._hub.settings.subscriptions_max} topics are the limit")

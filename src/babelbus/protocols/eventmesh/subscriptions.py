@@ -82,6 +82,11 @@ class Subscribed:
             return True
         return self.member is not None and not may_topic(principal, Action.CONSUME, topic)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its topic or its group was removed: the client gets nothing until it subscribes again."""
+        return self.member is not None and self.member.closed
+
     def _deliver(
         self, hub: Hub, deliver: "Callable[[Subscribed, Sequence[Delivery]], None]", deliveries: Sequence[Delivery]
     ) -> None:
