@@ -3,16 +3,22 @@
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlencode
 
 import grpc
 import pytest
 
-from babelbus.core.request import Requests
+from babelbus.clock import ManualClock
+from babelbus.config import EventmeshSettings
+from babelbus.core.access import SERVER
+from babelbus.core.request import Question, Reply, Requests
+from babelbus.core.subject import exactly
 from tests.protocols.eventmesh.test_grpc import Events, Legacy, Package
 from tests.support.eventmesh import MeshClient
-from tests.support.server import LiveServer
-from tests.support.zbus import request_of
+from tests.support.server import LiveServer, configure
+from tests.support.zbus import HttpClient, request_of
 
 FOREVER_MS = "86400000"
 
@@ -26,6 +32,25 @@ def requests(live: LiveServer) -> Iterator[Requests[object]]:
         assert waiting.in_flight == 0
         yield waiting  # type: ignore[misc]
         live.until(lambda: waiting.in_flight == 0)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[LiveServer]:
+    made = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, admin_port=0, idle_seconds=1000.0)
+    clock = ManualClock(1_700_000_000_000)
+    with LiveServer(configure(folder, eventmesh=made), clock=clock) as live:
+        yield live
+
+
+def expire(live: LiveServer) -> None:
+    """Let the time pass that a client may be silent, in the eyes of the hub."""
+    hub = live.server.services["eventmesh"].hub  # type: ignore[attr-defined]
+
+    def tick() -> None:
+        hub.clock.advance(1001)
+        hub.tick()
+
+    live.call(tick)
 
 
 def begin(live: LiveServer, requests: Requests[object]) -> None:
@@ -64,3 +89,34 @@ def test_a_request_over_grpc_ends_with_its_call(
             if end == "cancel":
                 call.cancel()
                 live.until(lambda: requests.in_flight == 0)
+
+
+@pytest.mark.parametrize("port", ["eventmesh-http", "eventmesh-admin"])
+def test_a_silent_connection_for_http_is_closed(tmp_path: Path, port: str) -> None:
+    with serving(tmp_path) as live, HttpClient(live.server.addresses[port]) as client:
+        assert client.ask("GET", "/topic" if port == "eventmesh-admin" else "/?code=0").headers
+        expire(live)
+        assert client.is_closed()
+
+
+def test_a_client_of_http_that_waits_is_not_silent_unless_it_will_send_nothing_more(tmp_path: Path) -> None:
+    with serving(tmp_path) as live, HttpClient(live.server.addresses["eventmesh-http"]) as client:
+        hub = live.server.services["eventmesh"].hub  # type: ignore[attr-defined]
+        requests = live.server.broker.responders.requests
+        answerers: list[Question] = []
+        live.call(lambda: live.server.broker.responders.add(exactly("slow"), answerers.append, principal=SERVER))
+        form = urlencode({"producergroup": "P", "topic": "slow", "content": "?", "ttl": FOREVER_MS}).encode()
+        for _ in range(2):
+            client.send(request_of("POST", "/", form, code="101"))
+            live.until(lambda: requests.in_flight == 1)
+            expire(live)
+            assert requests.in_flight == 1
+            if len(answerers) == 1:
+                live.call(lambda: live.server.broker.respond(answerers[0].key, Reply(b"me")))
+                assert b"me" in client.next().body
+        client.socket.shutdown(socket.SHUT_WR)
+        (session,) = hub.peers
+        live.until(lambda: session._is_half_closed)
+        expire(live)
+        assert client.is_closed()
+        live.until(lambda: requests.in_flight == 0)

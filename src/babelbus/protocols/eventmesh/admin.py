@@ -11,10 +11,9 @@ from babelbus.core.receipt import DONE, Promise
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
-from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Caller, address_of, name_of
-from babelbus.protocols.eventmesh.http import credentials_of
+from babelbus.protocols.eventmesh.http import IdleSession, credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.messages import UNREADABLE
 from babelbus.protocols.eventmesh.records import read_cloud_event
@@ -22,7 +21,7 @@ from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.wire import http
 from babelbus.wire.browsers import BrowserGuard, Refusal
-from babelbus.wire.http import HttpError, HttpSession, encode_response, parse_query
+from babelbus.wire.http import HttpError, encode_response, parse_query
 
 ADMIN: Final = Identity(f"{PROTOCOL}:admin", "admin", None)
 SERVER_SUBJECT: Final = "$server"
@@ -46,10 +45,8 @@ class _RefusedError(BabelbusError):
         self.status = status
 
 
-class AdminSession(HttpSession, contract.Session):
+class AdminSession(IdleSession):
     """The requests of one connection to the admin port."""
-
-    _outbox: Outbox
 
     def __init__(
         self,
@@ -57,14 +54,14 @@ class AdminSession(HttpSession, contract.Session):
         webhooks: Webhooks,
         streams: Callable[[], list[dict[str, str]]],
         outbox: Outbox,
+        close: Callable[[], None],
         guard: BrowserGuard,
         peer: str | None,
     ) -> None:
-        super().__init__(outbox, guard, body_bytes_max=hub.settings.grpc_bytes_max)
+        super().__init__(hub, outbox, close, guard, hub.settings.grpc_bytes_max)
         self._address = address_of(peer)
         self._caller: Caller | None = None
         """The caller of the last request, while the gate is on."""
-        self._hub = hub
         self._webhooks = webhooks
         self._streams = streams
         """Returns the subscriptions over gRPC."""

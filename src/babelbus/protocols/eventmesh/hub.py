@@ -89,10 +89,13 @@ def _ttl_ms(headers: Headers, rule: str) -> float:
 class Peer(Protocol):
     """A session, as the hub knows it."""
 
-    heard_at: float
-    """When the last frame came (`Clock.monotonic`)."""
-    ends_at: float
-    """When the connection is closed whatever comes."""
+    @property
+    def heard_at(self) -> float:
+        """When the last bytes came (`Clock.monotonic`)."""
+
+    @property
+    def ends_at(self) -> float:
+        """When the connection is closed whatever comes."""
 
     def say_goodbye(self, reason: str) -> None:
         """Send the goodbye of the server."""

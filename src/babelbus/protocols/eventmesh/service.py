@@ -90,12 +90,12 @@ class EventmeshService(StreamService):
         def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
             from babelbus.protocols.eventmesh.http import WebSession
 
-            return WebSession(self.hub, self.webhooks, outbox, self._guard, peer)
+            return WebSession(self.hub, self.webhooks, outbox, close, self._guard, peer)
 
         def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
             from babelbus.protocols.eventmesh.admin import AdminSession
 
-            return AdminSession(self.hub, self.webhooks, self._describe_streams, outbox, self._guard, peer)
+            return AdminSession(self.hub, self.webhooks, self._describe_streams, outbox, close, self._guard, peer)
 
         def make_rpc(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
             from babelbus.protocols.eventmesh.rpc import RpcServer
