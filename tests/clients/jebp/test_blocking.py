@@ -158,3 +158,37 @@ def test_handlers_run_in_threads_until_sigterm(house: House) -> None:
         used.result()
     assert sorted(seen) == [b"bad", b"good"]  # type: ignore[type-var]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_threads_that_read_together_get_each_message_and_each_event_once(house: House) -> None:
+    with house.client() as client, ThreadPoolExecutor(6) as threads:
+        consumer, subscription = client.consume("t", "g", **START), client.subscribe("t")
+        subscription.begin()
+        messages: list[Message] = []
+        events: list[Any] = []
+        complete = threading.Barrier(3)  # a thread of each, and the test
+
+        def work() -> None:
+            for message in consumer:
+                message.ack()
+                messages.append(message)
+                if len(messages) == 2_000:
+                    complete.wait(SAFETY_NET_SECONDS)
+
+        def look() -> None:
+            for event in subscription:
+                events.append(event)
+                if len(events) == 2_000:
+                    complete.wait(SAFETY_NET_SECONDS)
+
+        workers = [threads.submit(one) for one in (work, look) * 3]
+        for at in range(0, 2_000, 20):
+            client.publish_many("t", PAYLOADS[at : at + 20])
+        complete.wait(SAFETY_NET_SECONDS)
+        subscription.close()
+        consumer.leave()
+        for one in workers:
+            one.result(SAFETY_NET_SECONDS)
+        assert sorted(message.offset for message in messages) == list(range(2_000))
+        assert {message.attempt for message in messages} == {1}
+        assert sorted(event.payload for event in events) == PAYLOADS[:2_000]

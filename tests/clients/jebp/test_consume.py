@@ -1,5 +1,6 @@
 """Consumer groups through the client, against the real server over real sockets; faults come from a proxy that cuts."""
 
+import asyncio
 import gc
 import weakref
 from collections import Counter
@@ -24,6 +25,7 @@ from babelbus.clients.jebp import messages
 from babelbus.core.groups import Group
 from babelbus.protocols.jebp.call_messages import Window
 from tests.clients.jebp.test_client import PAYLOADS, Bus, CuttingProxy, patient, with_bus
+from tests.support.bus import turns
 
 __all__ = ["patient"]  # the fixture, for this module too
 START: dict[str, Any] = {"start": "beginning"}
@@ -381,5 +383,39 @@ def test_large_messages_stop_the_server_before_the_window_does(tmp_path: Path, m
             heard = await read(consumer, 50)
         assert [message.offset for message in heard] == list(range(50))
         assert windows[:2] == [0, 40]
+
+    with_bus(tmp_path, test)
+
+
+def test_tasks_that_read_together_are_one_member_and_each_message_comes_to_one_of_them(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        consumer = client.consume("t", "g", **START)
+        heard: list[Message] = []
+        complete = asyncio.Event()
+
+        async def work(count: int) -> None:
+            async for message in consumer:
+                heard.append(message)
+                message.ack()
+                if len(heard) == count:
+                    complete.set()
+
+        for count in (100, 200):
+            complete.clear()
+            workers = [asyncio.create_task(work(count)) for _ in range(3)]
+            for _ in range(10):
+                await client.publish_many("t", [b"x"] * 10)
+            await complete.wait()
+            assert group_of(bus).info().members == 1
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+            link = client._keeper.link
+            assert link is not None
+            link._transport.abort()  # the second round joins again
+            while client._keeper.link is link:
+                await turns()
+        assert {message.attempt for message in heard[:100]} == {1}
+        assert {message.offset for message in heard} == set(range(200))
 
     with_bus(tmp_path, test)

@@ -291,3 +291,30 @@ def test_what_no_frame_can_carry_is_refused_before_it_is_sent(tmp_path: Path) ->
             assert (await asked).payload == b"y"
 
     with_bus(tmp_path, test)
+
+
+def test_tasks_that_answer_together_are_one_responder_also_after_a_lost_connection(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        async with bus.client() as mine:
+            responder = mine.respond("a")
+
+            async def answer() -> None:
+                async for question in responder:
+                    question.reply(question.payload)
+
+            workers = [asyncio.create_task(answer()) for _ in range(3)]
+            for times in range(2):
+                while not (responder.rejoined == times and bus.server.broker.responders.answers("a")):
+                    await client.positions(["t"])
+                asked = [await client.request("a", b"%d" % number) for number in range(6)]
+                assert [reply.payload for reply in asked] == [b"%d" % number for number in range(6)]
+                link = mine._keeper.link
+                assert link is not None
+                link._transport.abort()
+                while bus.server.broker.responders.answers("a") and responder.rejoined == times:
+                    await client.positions(["t"])
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    with_bus(tmp_path, test)

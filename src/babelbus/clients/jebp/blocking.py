@@ -307,6 +307,7 @@ class BlockingConsumer(Twin[Consumer]):
         super().__init__(portal, twin)
         self._holder: _Answers | None = None
         self._messages: Iterator[Message] = iter(())
+        self._loading = threading.Lock()
         twin.holder_of = self._answers
 
     def _answers(self, membership: Membership) -> Holder:
@@ -330,10 +331,14 @@ class BlockingConsumer(Twin[Consumer]):
             message = next(self._messages, None)
             if message is not None:
                 return message
-            messages = self._portal.call(self._take())
-            if not messages:
-                raise StopIteration
-            self._messages = iter(messages)
+            with self._loading:  # of the threads that read together, one asks for more
+                message = next(self._messages, None)
+                if message is not None:
+                    return message
+                messages = self._portal.call(self._take())
+                if not messages:
+                    raise StopIteration
+                self._messages = iter(messages)
 
     async def _take(self) -> list[Message]:
         self._flush()
@@ -379,6 +384,7 @@ class BlockingSubscription(Twin[Subscription]):
     def __init__(self, portal: Portal, twin: Subscription) -> None:
         super().__init__(portal, twin)
         self._events: Iterator[Event] = iter(())
+        self._loading = threading.Lock()
 
     dropped = property(lambda self: self._twin.dropped)
     resubscribed = property(lambda self: self._twin.resubscribed)
@@ -393,13 +399,17 @@ class BlockingSubscription(Twin[Subscription]):
     def __next__(self) -> Event:
         """Wait for the next event; see `Subscription.__anext__`."""
         event = next(self._events, None)
-        if event is None:
-            events = self._portal.call(self._twin.take())
-            if not events:
-                raise StopIteration
-            self._events = iter(events)
-            event = next(self._events)
-        return event
+        if event is not None:
+            return event
+        with self._loading:  # of the threads that read together, one asks for more
+            event = next(self._events, None)
+            if event is None:
+                events = self._portal.call(self._twin.take())
+                if not events:
+                    raise StopIteration
+                event, *rest = events
+                self._events = iter(rest)
+            return event
 
     def __enter__(self) -> Self:
         self.begin()

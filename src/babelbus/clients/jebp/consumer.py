@@ -45,6 +45,8 @@ class Consumer:
         self._messages: Iterator[Message] = iter(())
         self._rest: Iterator[Message] = iter(())
         self._left = False
+        self._joining = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self.holder_of: Callable[[Membership], Holder] = lambda membership: membership
         """Returns what takes the answers to messages; another one for messages that are answered in other threads."""
 
@@ -86,6 +88,11 @@ class Consumer:
             await self._join(patient=False)
 
     async def _join(self, *, patient: bool) -> Membership:
+        """Return the membership; of the tasks that wait for it, one joins."""
+        async with self._joining:
+            return self._membership or await self._join_now(patient=patient)
+
+    async def _join_now(self, *, patient: bool) -> Membership:
         while True:
             link = await self._calls.link("consume", None if patient else self._calls.timeout_seconds)
             membership = Membership(link, self._request)
@@ -118,7 +125,11 @@ class Consumer:
             message = next(self._messages, None)
             if message is not None:
                 return message
-            await self._load()
+            async with self._loading:  # of the tasks that read together, one loads
+                message = next(self._messages, None)
+                if message is not None:
+                    return message
+                await self._load()
 
     async def _load(self) -> None:
         """Wait for messages, some at a time: between them the loop sends the answers and receives more."""

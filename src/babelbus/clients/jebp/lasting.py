@@ -1,5 +1,6 @@
 """A stream of the server that outlives its connection: it is opened again when the connection was lost."""
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +28,7 @@ class LastingStream:
         self._name = name
         self._stream: Stream | None = None
         self._closed = False
+        self._opening = asyncio.Lock()
 
     async def begin(self) -> None:
         """Begin now, instead of with the first item: what comes from then on is delivered.
@@ -41,6 +43,11 @@ class LastingStream:
             await self._open(patient=False)
 
     async def _open(self, *, patient: bool) -> Stream:
+        """Return the stream; of the tasks that wait for it, one opens it."""
+        async with self._opening:
+            return self._stream or await self._open_now(patient=patient)
+
+    async def _open_now(self, *, patient: bool) -> Stream:
         while True:
             stream = await self._calls.stream(self._method, self._request, patient=patient)
             try:
@@ -80,17 +87,17 @@ class LastingStream:
                 self._closed = True
                 raise
             except Exception as error:
-                self._lose(error)
+                self._lose(stream, error)
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, stream: Stream, error: Exception) -> None:
         """Handle a lost connection: the next item opens the stream again.
 
         Raises:
             ClientError: it was not that.
         """
-        self._stream = None
-        if self._closed:
+        if self._closed or self._stream is not stream:  # another task that reads has handled it
             return
+        self._stream = None
         if not (is_loss(error) and self._calls.resends):
             self._closed = True
             raise error
