@@ -91,6 +91,51 @@ def test_a_request_over_grpc_ends_with_its_call(
                 live.until(lambda: requests.in_flight == 0)
 
 
+def ask_for_ever(client: HttpClient, topic: str) -> None:
+    form = urlencode({"producergroup": "P", "topic": topic, "content": "?", "ttl": FOREVER_MS}).encode()
+    client.send(request_of("POST", "/", form, code="101"))
+
+
+def test_a_requester_is_told_when_the_last_responder_over_tcp_leaves(live: LiveServer) -> None:
+    address = live.server.addresses["eventmesh-tcp"]
+    with HttpClient(live.server.addresses["eventmesh-http"]) as requester:
+        with MeshClient(address).hello(group="a") as one:
+            one.listen("left", kind="SYNC")
+            ask_for_ever(requester, "left")
+            assert one.next()[0]["cmd"] == "REQUEST_TO_CLIENT"
+        assert b"have gone" in requester.next().body
+
+
+def test_a_requester_waits_for_another_responder_that_was_asked(live: LiveServer) -> None:
+    address = live.server.addresses["eventmesh-tcp"]
+    with (
+        HttpClient(live.server.addresses["eventmesh-http"]) as requester,
+        MeshClient(address).hello(group="b") as other,
+    ):
+        with MeshClient(address).hello(group="a") as one:
+            for client in (one, other):
+                client.listen("stayed", kind="SYNC")
+            ask_for_ever(requester, "stayed")
+            assert one.next()[0]["cmd"] == "REQUEST_TO_CLIENT"
+        live.until(lambda: len(live.server.broker.groups.find("stayed", "a").members) == 0)  # type: ignore[union-attr]
+        _, question = other.next()
+        other.send("RESPONSE_TO_SERVER", {**question, "body": "me"})
+        assert b"me" in requester.next().body
+
+
+@pytest.mark.parametrize("package", [Legacy, Events])
+def test_a_requester_is_told_when_the_last_responder_over_grpc_leaves(live: LiveServer, package: type[Package]) -> None:
+    topic = f"left/{package.__name__}"
+    with HttpClient(live.server.addresses["eventmesh-http"]) as requester:
+        with (
+            grpc.insecure_channel(live.server.addresses["eventmesh-grpc"]) as channel,
+            package(channel).stream("g", topic, kind="SYNC") as stream,
+        ):
+            ask_for_ever(requester, topic)
+            assert stream.text() == "?"
+        assert b"have gone" in requester.next().body
+
+
 @pytest.mark.parametrize("port", ["eventmesh-http", "eventmesh-admin"])
 def test_a_silent_connection_for_http_is_closed(tmp_path: Path, port: str) -> None:
     with serving(tmp_path) as live, HttpClient(live.server.addresses[port]) as client:

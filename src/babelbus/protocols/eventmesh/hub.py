@@ -23,7 +23,7 @@ from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
 from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Key, Question, Reply, Request
+from babelbus.core.request import Key, NoRespondersError, Question, Reply, Request
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
 from babelbus.metrics import Metrics
@@ -131,8 +131,8 @@ class Hub:
         The key is the topic, and the name of the principal if it has rights that are asked for.
         """
         self._numbers = itertools.count(1)
-        self._questions: OrderedDict[str, tuple[Key, str]] = OrderedDict()
-        """With the name of the principal that was asked."""
+        self._questions: OrderedDict[str, tuple[Key, str, str]] = OrderedDict()
+        """With the name of the principal that was asked, and the subject."""
 
     def next_number(self) -> int:
         """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
@@ -283,7 +283,7 @@ class Hub:
     def remember(self, question: Question, principal: Identity) -> str:
         """Return the id under which a responder answers a question; while the gate is on, the principal alone may."""
         name = f"babelbus-{self.next_number()}"
-        self._questions[name] = question.key, principal.name
+        self._questions[name] = question.key, principal.name, question.subject
         if len(self._questions) > QUESTIONS_MAX:
             self._questions.popitem(last=False)
         return name
@@ -295,6 +295,13 @@ class Hub:
             return False
         del self._questions[name]
         return self.broker.respond(found[0], reply)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove questions whose responder is gone; their requesters are told if nobody else answers the subject."""
+        for name in names:
+            key, _, subject = self._questions.pop(name, (None, "", ""))
+            if key is not None and not self.broker.responders.answers(subject):
+                self.broker.refuse(key, NoRespondersError(f"the responders of {subject!r} have gone"))
 
     def abandon(self, requests: Iterable[Request[Reply]]) -> None:
         """End requests whose client is gone: they would take the place of others until their time to live is over."""

@@ -604,6 +604,7 @@ class Session(contract.Session):
         self._subscribed.clear()
         self._held.clear()
         self._hub.abandon(self._requests)
+        self._hub.forget(self._questions.values())
 
 
 @cache

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 WRITTEN_MAX = 64
 """Deliveries that are written and acknowledged together; other connections have their turn after them."""
+ASKED_MAX = 1024
+"""So many questions of a stream are remembered, to tell their requesters when it ends."""
 ANSWERS_MAX = 16
 """Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
 WAITING_BYTES_MAX = 4 * 2**20
@@ -100,6 +102,8 @@ class Stream:
         """The delivery of which a part waits for the window of the client."""
         self._subscribing = False
         self._closed = False
+        self._asked: dict[str, None] = {}
+        """Ids of questions that the client has not answered, in order."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,8 @@ class Stream:
     def _respond(self, answered: Answered) -> None:
         name = answered.properties.get(CORRELATION, "")
         reply = Reply(answered.event.payload, without_correlation(answered.event.headers))
-        self._hub.respond(name, reply, self._identity)
+        if self._hub.respond(name, reply, self._identity):
+            self._asked.pop(name, None)
 
     @property
     def _identity(self) -> Identity | None:
@@ -319,6 +324,7 @@ class Stream:
             subscribed.end(self._hub, lost=not self._hub.stopping)
         self.subscribed.clear()
         self.waiting.clear()
+        self._hub.forget(self._asked)
 
     def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
         member, topic = subscribed.member, subscribed.item.topic
@@ -345,7 +351,11 @@ class Stream:
         if not self._has_room():
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
             return
-        more = correlation(self._hub.remember(question, subscribed.caller.principal))
+        name = self._hub.remember(question, subscribed.caller.principal)
+        self._asked[name] = None
+        if len(self._asked) > ASKED_MAX:
+            del self._asked[next(iter(self._asked))]
+        more = correlation(name)
         self._live_bytes += _weigh(question.payload, question.headers)
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
 
