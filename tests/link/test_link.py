@@ -40,6 +40,7 @@ from babelbus.link.frames import (
     encode,
 )
 from babelbus.link.peer import FRAMES_MAX
+from babelbus.link.transport import HIGH_BYTES
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.transports import is_blocked
@@ -230,6 +231,21 @@ def test_a_session_may_end_what_it_sends_and_read_on(kind: str) -> None:
             assert await reader.read() == b"all"
             writer.write(b"more")
             await until(lambda: session.received == b"more")
+
+    run(test())
+
+
+def test_many_bytes_count_as_not_taken_before_the_edge_has_said_a_word(kind: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, _ = await both.dial()
+            transport = (await both.session()).transport
+            transport.write(bytes(HIGH_BYTES))
+            assert not is_blocked(transport)
+            transport.write(b"x")
+            assert is_blocked(transport)
+            await reader.readexactly(HIGH_BYTES + 1)
+            await until(lambda: not is_blocked(transport))
 
     run(test())
 

@@ -229,8 +229,11 @@ class LinkedTransport(asyncio.Transport):
         return self._closing
 
     def is_blocked(self) -> bool:
-        """Return whether the client does not take what was sent: see `listening.transports.is_blocked`."""
-        return self.blocked
+        """Return whether the client does not take what was sent: see `listening.transports.is_blocked`.
+
+        Many bytes count before the edge has said what the client takes of them: they may wait there for long.
+        """
+        return self.blocked or self.unsent_bytes > HIGH_BYTES
 
     def is_reading(self) -> bool:
         """Return whether data goes to the protocol."""
