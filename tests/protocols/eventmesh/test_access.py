@@ -510,6 +510,29 @@ def test_webhooks_belong_to_their_principal(house: House, stack: ExitStack) -> N
     assert _webhooks(house, topic) == []
 
 
+def test_a_webhook_whose_principal_is_removed_before_it_agrees_is_not_kept(
+    house: House, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = house.topic("hooks/late")
+    rows = (("bob", "consume", f"{topic}/#"),)
+    house.set(*rows)
+    removed = threading.Event()
+
+    class Asked(list[str | None]):
+        def append(self, origin: str | None) -> None:
+            house.set(*rows, principals=(PRINCIPALS[0], PRINCIPALS[2]))
+            removed.set()
+
+    hub = house.live.server.services["eventmesh"].webhooks.hub  # type: ignore[attr-defined]
+    monkeypatch.setattr(hub, "settings", msgspec.structs.replace(hub.settings, webhook_consent=True))
+    client = Http(house, stack, "bob", "", TOKEN.secret)
+    client._hook = stack.enter_context(Hook())
+    client._hook.asked = Asked()
+    assert not client.listen(topic)[0]
+    assert removed.is_set()
+    assert _webhooks(house, topic) == []
+
+
 @EVERY
 def test_two_tenants_with_topics_and_groups_of_one_name_do_not_meet(
     kind: type[Client], house: House, stack: ExitStack

@@ -23,6 +23,8 @@ from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
+from babelbus.identities.errors import InvalidProofError
+from babelbus.protocols.eventmesh.callers import PROVE_NOTHING
 from babelbus.protocols.eventmesh.calls import (
     CONNECTIONS_MAX,
     NOT_GRANTED,
@@ -386,6 +388,8 @@ class Webhooks:
             allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
             if allowed not in ("", "*", origin):
                 raise BabelbusError(f"the webhook allows {allowed[:100]!r} alone")
+        if any(self.hub.callers.is_gone(entry.owner) for entry in entries):
+            raise InvalidProofError(PROVE_NOTHING)
         for entry in entries:
             self._add(entry)
         await self._save().wait()
