@@ -308,3 +308,24 @@ def test_a_stream_that_reads_is_not_asked_again_for_ever(name: str) -> None:
                 await READS[name](client)
 
     with_peer(answer, test, version=b"jebp/1.2", request_timeout_seconds=0.2)
+
+
+def test_callers_that_give_up_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def give_up(wait: Coroutine[Any, Any, Any]) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wait, 0.001)
+
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        stream = await client.calls.stream("count", Number(1))
+        await stream.first()
+        monkeypatch.setattr(client._producer, "held_bytes", client.in_flight_bytes_max)
+        for _ in range(3):
+            await give_up(stream.first())
+            await give_up(client.drain())
+        assert (len(stream._waiters), len(client._producer._waiting_for_room)) == (0, 0)
+        cut_off(client)
+        for _ in range(3):
+            await give_up(client.positions())
+        assert len(client._keeper._waiting) == 0
+
+    with_house(tmp_path, monkeypatch, test)

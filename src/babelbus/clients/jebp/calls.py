@@ -87,7 +87,7 @@ class Stream:
         self.items: deque[Data] = deque()
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order
         self._number = link.open_call(encode_opening(method, parameters), self)
 
     @property
@@ -120,7 +120,7 @@ class Stream:
     def wake(self) -> None:
         """Resume those that wait for a change."""
         if self._waiters:
-            waiters, self._waiters = self._waiters, []
+            waiters, self._waiters = self._waiters, {}
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -130,8 +130,11 @@ class Stream:
     async def changed(self) -> None:
         """Wait until something comes."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append(waiter)
-        await waiter
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)  # a caller that gives up leaves nothing behind
 
     def send(self, message: object) -> None:
         """Send a message in msgpack; it leaves with all of this turn."""

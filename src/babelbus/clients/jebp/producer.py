@@ -253,7 +253,7 @@ class Producer:
         self._loop: asyncio.AbstractEventLoop
         self._producer_id = _new_producer_id()
         self._queues: dict[str, TopicQueue] = {}
-        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._waiting_for_room: dict[asyncio.Future[None], None] = {}  # in order
 
     def open(self) -> None:
         """Start to accept batches."""
@@ -302,7 +302,7 @@ class Producer:
         if published is not None:
             self.acknowledged += batch.count
         if self._waiting_for_room and self.held_bytes < self.in_flight_bytes_max:
-            waiting, self._waiting_for_room = self._waiting_for_room, []
+            waiting, self._waiting_for_room = self._waiting_for_room, {}
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
@@ -322,8 +322,11 @@ class Producer:
         """Wait until there is room for more."""
         while self.full:
             future: asyncio.Future[None] = self._loop.create_future()
-            self._waiting_for_room.append(future)
-            await future
+            self._waiting_for_room[future] = None
+            try:
+                await future
+            finally:
+                self._waiting_for_room.pop(future, None)  # a caller that gives up leaves nothing behind
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

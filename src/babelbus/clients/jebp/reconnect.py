@@ -56,7 +56,7 @@ class Keeper:
         self._reconnect_seconds_max = reconnect_seconds_max
         self._lost: ClientError | None = None  # why there is no connection now
         self._entered = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order
         self._reconnecting: asyncio.Task[None] | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
 
@@ -98,8 +98,11 @@ class Keeper:
             async with asyncio.timeout(timeout_seconds):
                 while self.link is None and self.dead is None:
                     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting.append(future)
-                    await future
+                    self._waiting[future] = None
+                    try:
+                        await future
+                    finally:
+                        self._waiting.pop(future, None)  # a caller that gives up leaves nothing behind
         except TimeoutError:
             raise ConnectionLostError(f"no connection to {self._address}: {self._lost}") from self._lost
         link = self._link_now()
@@ -172,7 +175,7 @@ class Keeper:
         self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
