@@ -670,3 +670,34 @@ def test_following_can_be_interrupted_and_the_client_goes_on(tmp_path: Path) -> 
             assert client.publish("quiet", b"on") == Position(0, 0)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_value_that_no_record_can_have_costs_no_other_record(tmp_path: Path) -> None:
+    wrong: Any = "text"
+    header: Any = ((b"name", wrong),)
+
+    async def test(bus: Bus, client: Client) -> None:
+        for options in ({"payload": wrong}, {"payload": b"", "key": wrong}):
+            client.send("t", b"sent")
+            with pytest.raises(TypeError, match="encode it first"):
+                client.send("t", **options)
+        assert (await client.flush()).records == 2
+        client.send("t", b"", headers=header)
+        with pytest.raises(TypeError):
+            await client.flush()
+        good, bad = client.publish("t", b"published"), client.publish("t", b"", headers=header)
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            results = await asyncio.gather(good, bad, return_exceptions=True)
+        assert (type(results[0]), type(results[1])) == (Position, TypeError)
+
+        def work() -> None:
+            with BlockingClient(bus.address, identity=bus.admin, **PATIENT) as mine:
+                mine.send("t", b"of a thread")
+                with pytest.raises(TypeError, match="encode it first"):
+                    mine.send("t", wrong)
+                mine.send("t", b"of a thread")
+                assert mine.flush().records == 2
+
+        await asyncio.to_thread(work)
+
+    with_bus(tmp_path, test)

@@ -98,7 +98,7 @@ class Batcher:
         self._open: dict[tuple[str, int], _Open] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._outstanding: set[asyncio.Future[Published]] = set()
-        self._error: BabelbusError | None = None
+        self._error: Exception | None = None
         self._records = self._batches = 0
         self._turns: dict[tuple[str, int], _Turn] = {}
 
@@ -139,7 +139,15 @@ class Batcher:
         if turn is None:
             return
         try:
-            self._producer.put(topic, partition, encode_records(turn.records).data, len(turn.records), turn)
+            data = encode_records(turn.records).data
+        except Exception as error:  # a value that no record can have: only its caller is told
+            if len(turn.records) > 1:
+                self._send_alone(topic, partition, turn)
+            else:
+                turn.set_exception(error)
+            return
+        try:
+            self._producer.put(topic, partition, data, len(turn.records), turn)
         except BabelbusError as error:
             turn.set_exception(error)
 
@@ -164,6 +172,7 @@ class Batcher:
             raise self._producer.closed
         if timestamp < 0:
             raise InvalidRecordError(f"a record's time is {timestamp} ms, it must not be negative")
+        check_bytes(payload, key)
         if headers:
             check_headers(headers)
         place = (topic, partition)
@@ -198,7 +207,7 @@ class Batcher:
             return
         try:
             done = self._producer.submit(topic, partition, encode_records(batch.records).data, len(batch.records))
-        except BabelbusError as error:
+        except Exception as error:  # also of a value that no record can have
             self._error = self._error or error
             return
         self._outstanding.add(done)
@@ -353,13 +362,22 @@ def check_record(record: Record) -> None:
         InvalidRecordError: it cannot be stored.
         TypeError: payload or key are no bytes.
     """
-    for name, value in (("payload", record.payload), ("key", record.key)):
-        if value is not None and type(value) is not bytes and not isinstance(value, bytes | bytearray | memoryview):
-            raise TypeError(f"a record's {name} is bytes, not {type(value).__name__}: encode it first")
+    check_bytes(record.payload, record.key)
     if record.timestamp < 0:
         raise InvalidRecordError(f"a record's time is {record.timestamp} ms, it must not be negative")
     if record.headers:
         check_headers(record.headers)
+
+
+def check_bytes(payload: object, key: object) -> None:
+    """Refuse what is no payload or no key.
+
+    Raises:
+        TypeError: one of them is neither bytes nor `None`.
+    """
+    for name, value in (("payload", payload), ("key", key)):
+        if value is not None and type(value) is not bytes and not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"a record's {name} is bytes, not {type(value).__name__}: encode it first")
 
 
 def check_headers(headers: Headers) -> None:

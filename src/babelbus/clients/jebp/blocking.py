@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, Self, Unpack
 
-from babelbus.clients.jebp.batching import Flushed, check_headers, record_bytes
+from babelbus.clients.jebp.batching import Flushed, check_bytes, check_headers, record_bytes
 from babelbus.clients.jebp.calls import Stream
 from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.consumer import Consumer
@@ -205,6 +205,7 @@ class BlockingClient(Twin[Client]):
         """Send a record with the next batch; see `Client.send`. Blocks while too much is on the way."""
         if timestamp < 0:
             raise InvalidRecordError(f"a record's time is {timestamp} ms, it must not be negative")
+        check_bytes(payload, key)
         if headers:
             check_headers(headers)
         with self._lock:
