@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from babelbus.clock import ManualClock
-from babelbus.config import EventmeshSettings
+from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.core.access import SERVER
 from babelbus.core.request import Question, Reply, Requests
 from babelbus.core.subject import exactly
@@ -94,6 +94,17 @@ def test_a_request_over_grpc_ends_with_its_call(
 def ask_for_ever(client: HttpClient, topic: str) -> None:
     form = urlencode({"producergroup": "P", "topic": topic, "content": "?", "ttl": FOREVER_MS}).encode()
     client.send(request_of("POST", "/", form, code="101"))
+
+
+def test_a_request_over_http_is_answered_when_the_server_stops(tmp_path: Path) -> None:
+    config = configure(tmp_path, server=ServerSettings(drain_seconds=0.1))
+    with LiveServer(config) as live, HttpClient(live.server.addresses["eventmesh-http"]) as requester:
+        requests = live.server.broker.responders.requests
+        live.call(lambda: live.server.broker.responders.add(exactly("stop"), lambda _: None, principal=SERVER))
+        ask_for_ever(requester, "stop")
+        live.until(lambda: requests.in_flight == 1)
+        live.ask_to_stop()
+        assert b"the server stops" in requester.next().body
 
 
 def test_a_requester_is_told_when_the_last_responder_over_tcp_leaves(live: LiveServer) -> None:

@@ -11,7 +11,7 @@ from babelbus.core.access import AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Reply, Request
+from babelbus.core.request import Reply, Request, RequestAbandonedError
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
@@ -19,7 +19,7 @@ from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
-from babelbus.protocols.eventmesh.calls import TargetRefusedError
+from babelbus.protocols.eventmesh.calls import STOPPING, TargetRefusedError
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, read_ttl, without_correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
@@ -310,6 +310,10 @@ class WebSession(IdleSession):
     def principal(self) -> str | None:
         """Name of the principal that the last call has proved."""
         return name_of(self._caller)
+
+    def end_requests(self) -> None:
+        """Answer the requests that wait for their reply: the server stops."""
+        self._hub.abandon(self._requests, RequestAbandonedError(STOPPING))
 
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""

@@ -26,6 +26,7 @@ from babelbus.core.record import Event
 from babelbus.core.request import Key, NoRespondersError, Question, Reply, Request
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
+from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.eventmesh.callers import PROTOCOL as PROTOCOL
 from babelbus.protocols.eventmesh.callers import Callers
@@ -303,10 +304,10 @@ class Hub:
             if key is not None and not self.broker.responders.answers(subject):
                 self.broker.refuse(key, NoRespondersError(f"the responders of {subject!r} have gone"))
 
-    def abandon(self, requests: Iterable[Request[Reply]]) -> None:
+    def abandon(self, requests: Iterable[Request[Reply]], error: BabelbusError | None = None) -> None:
         """End requests whose client is gone: they would take the place of others until their time to live is over."""
         for request in list(requests):
-            self.broker.responders.requests.abandon(request)
+            self.broker.responders.requests.abandon(request, error)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
