@@ -24,6 +24,7 @@ from babelbus.client import (
 from babelbus.clients.jebp import messages
 from babelbus.core.groups import Group
 from babelbus.protocols.jebp.call_messages import Window
+from tests.clients.jebp.test_calls import cut_off
 from tests.clients.jebp.test_client import PAYLOADS, Bus, CuttingProxy, patient, with_bus
 from tests.support.bus import turns
 
@@ -417,5 +418,25 @@ def test_tasks_that_read_together_are_one_member_and_each_message_comes_to_one_o
                 await turns()
         assert {message.attempt for message in heard[:100]} == {1}
         assert {message.offset for message in heard} == set(range(200))
+
+    with_bus(tmp_path, test)
+
+
+def test_who_leaves_without_a_connection_is_no_member_when_it_is_back(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        async with bus.client() as mine:
+            consumer, subscription = mine.consume("t", "g"), mine.subscribe("t")
+            await consumer.join()
+            await subscription.begin()
+            readers = [asyncio.ensure_future(consumer.take()), asyncio.ensure_future(subscription.take())]
+            cut_off(mine)
+            while not (consumer.rejoined and subscription.resubscribed):
+                await turns()
+            await consumer.leave()
+            await subscription.close()
+            mine._keeper._address = bus.address
+            assert await asyncio.gather(*readers) == [[], []]
+            await mine.positions(["t"])
+            assert (group_of(bus).info().members, bus.server.broker.router.count) == (0, 0)
 
     with_bus(tmp_path, test)

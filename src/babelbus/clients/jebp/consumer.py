@@ -141,8 +141,12 @@ class Consumer:
                 return
         while True:
             if self._left:
+                await self.leave()  # it may have been left while it joined
                 raise StopAsyncIteration
-            membership = self._membership or await self._join(patient=bool(self.rejoined))
+            membership = self._membership
+            if membership is None:
+                await self._join(patient=bool(self.rejoined))
+                continue
             if membership.error is not None:
                 self._lose(membership.error)
                 continue

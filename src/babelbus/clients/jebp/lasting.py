@@ -78,8 +78,12 @@ class LastingStream:
         """
         while True:
             if self._closed:
+                await self.close()  # it may have been closed while it was opened
                 raise StopAsyncIteration
-            stream = self._stream or await self._open(patient=bool(self.opened_again))
+            stream = self._stream
+            if stream is None:
+                await self._open(patient=bool(self.opened_again))
+                continue
             self._before(stream)
             try:
                 return stream, await anext(stream)
