@@ -173,6 +173,23 @@ def test_more_calls_than_a_connection_may_have_wait_for_their_turn(
     with_house(tmp_path, monkeypatch, test)
 
 
+def test_a_wait_for_room_ends_in_time_and_calls_that_are_cancelled_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CALLS_AT_ONCE", 1)
+
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        task = asyncio.create_task(client.calls.call("wait", Number(1), int, safe=True))
+        await house.begun.wait()
+        async with asyncio.timeout(SAFETY_NET_SECONDS / 2):
+            with pytest.raises(RequestTimeoutError, match="double: too many calls"):
+                await client.calls.call("double", Number(1), int, safe=True, timeout_seconds=0.05)
+            task.cancel()
+            assert await client.calls.call("double", Number(1), int, safe=True) == 2
+
+    with_house(tmp_path, monkeypatch, test)
+
+
 def test_a_call_without_an_answer_in_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(house: House, bus: Bus, client: Client) -> None:
         client._keeper._timeout_seconds = 0.2  # the next look at what is late

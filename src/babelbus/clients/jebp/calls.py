@@ -242,11 +242,20 @@ class Calls:
             link = self._link
             if link is None or link.lost_error is not None:
                 link = self._link = await self.link(method, max(deadline - loop.time(), 0))
-            await link.room()
+            if link.crowded:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await link.room()
+                except TimeoutError:
+                    reason = "too many calls of this client wait for their answers; it was not sent"
+                    raise RequestTimeoutError(f"{method}: {reason}") from None
             future: asyncio.Future[Data] = loop.create_future()
-            link.open_call(body, _Answer(method, future, deadline))
+            number = link.open_call(body, _Answer(method, future, deadline))
             try:
                 return await future
+            except asyncio.CancelledError:
+                link.cancel_call(number)  # or it would keep its place until its deadline
+                raise
             except ConnectionLostError as error:
                 if not safe:
                     raise OutcomeUnknownError(f"{method}: {error}; it may be done or not") from error

@@ -206,9 +206,14 @@ class Link(asyncio.Protocol):
 
     # -- calls (jebp/1.2) --------------------------------------------------------------------------------------------
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the next call has to wait; some places are left for streams."""
+        return len(self._calls) >= CALLS_AT_ONCE and self.lost_error is None
+
     async def room(self) -> None:
-        """Return when one more call may be opened; some places are left for streams."""
-        while len(self._calls) >= CALLS_AT_ONCE and self.lost_error is None:
+        """Return when one more call may be opened."""
+        while self.crowded:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting_for_room.append(future)
             await future
