@@ -318,3 +318,18 @@ def test_tasks_that_answer_together_are_one_responder_also_after_a_lost_connecti
             await asyncio.wait(workers)
 
     with_bus(tmp_path, test)
+
+
+def test_a_will_that_no_frame_can_carry_does_not_spoil_the_next_connection(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        with pytest.raises(LocalProtocolError, match="over the frame limit"):
+            await client.state.will(set={"k": "x" * 2**24})
+        link = client._keeper.link
+        assert link is not None
+        link._transport.abort()
+        assert (await client.publish("t", b"x")).offset == 0
+        while client._keeper.link is link:
+            await client.positions(["t"])
+        assert (await client.publish("t", b"x")).offset == 1
+
+    with_bus(tmp_path, test)

@@ -23,6 +23,7 @@ from babelbus.clients.jebp.errors import (
     GoneError,
     HistoryGoneError,
     NoSuchKeyError,
+    RequestError,
     RequestTimeoutError,
     VersionConflictError,
 )
@@ -252,8 +253,12 @@ class State:
         """
         values = [(key, encode_value(value)) for key, value in (set or {}).items()]
         will = m.SetWill(self._client, [*delete], values)
-        self._will = will if will.delete or values else None
-        await self._calls.call_body("state.will", will, True)
+        before, self._will = self._will, will if will.delete or values else None
+        try:
+            await self._calls.call_body("state.will", will, True)
+        except (LocalProtocolError, RequestError):
+            self._will = before  # the server has not taken the new one
+            raise
 
     def connected(self, link: Link) -> None:
         """Set the will again on a new connection, in front of all other calls."""
