@@ -61,6 +61,16 @@ class ApiError(Exception):
         self.code, self.description = code, description
 
 
+class _Client(Client):
+    """The client of the library, which forgets a connection that fails before it is used, and opens the next one."""
+
+    async def _connect_to_server(self, s: Any) -> None:
+        """Close the connection before, and connect."""
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(s)
+
+
 class Nats:
     """The connection, which connects again as long as the server runs."""
 
@@ -205,7 +215,7 @@ class Nats:
         async def note(error: Exception) -> None:
             errors.append(error)
 
-        probe = Client()
+        probe = _Client()
         try:  # a client that may connect again does not say why it cannot the first time
             await probe.connect(
                 **options, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0, error_cb=note
@@ -227,7 +237,7 @@ class Nats:
                 f"NATS {version.major}.{version.minor}.{version.patch} is too old: engine jetstream needs"
                 f" {OLDEST[0]}.{OLDEST[1]} or newer, because earlier ones may accept two writers"
             )
-        client = Client()
+        client = _Client()
         try:
             await client.connect(
                 **options,
@@ -244,10 +254,6 @@ class Nats:
         return client
 
     async def _note_error(self, error: Exception) -> None:
-        client = self._client
-        if client is not None and client.is_reconnecting and client._transport is not None:
-            # The library forgets a connection over which NATS says nothing, and opens the next one.
-            client._transport.close()  # type: ignore[no-untyped-call]
         text = str(error) or type(error).__name__
         if text != self._said:
             self._said = text
