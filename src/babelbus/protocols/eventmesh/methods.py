@@ -9,6 +9,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from babelbus.core.access import Identity
 from babelbus.core.receipt import Promise, all_of
+from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
@@ -124,19 +125,6 @@ class Methods:
     def _request(
         self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer
     ) -> Request[Reply] | None:
-        begun: list[Request[Reply]] = []
-        work = Work(self._ask(dialect, message, principal, begun))
-        work.when_done(lambda _: answer(work.value if work.error is None else work.error))
-        return None if work.done else begun[0]
-
-    async def _ask(
-        self, dialect: Dialect, message: Any, principal: Identity | None, begun: list[Request[Reply]]
-    ) -> Any:
-        """Return the reply to a request, which is added to `begun`.
-
-        Raises:
-            BabelbusError: there is no reply, and the call fails.
-        """
         hub = self._hub
         try:
             asked = dialect.read_publication(message, None if principal is None else principal.source)
@@ -145,20 +133,30 @@ class Methods:
             identity = principal or Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
             subject = identity.absolute(event.subject)
             request = hub.broker.request(subject, event.payload, event.headers, deadline, identity)
-            begun.append(request)
-            await settled(request)
-            if request.error is not None:
-                raise request.error
         except BabelbusError as error:
-            failed = dialect.failed_request(error)
+            answer(dialect.failed_request(error) or error)
+            return None
+        work = Work(self._read_reply(dialect, event, request))
+        work.when_done(lambda _: answer(work.value if work.error is None else work.error))
+        return None if request.done else request
+
+    async def _read_reply(self, dialect: Dialect, event: Event, request: Request[Reply]) -> Any:
+        """Return the answer to a request, as soon as there is a reply.
+
+        Raises:
+            BabelbusError: there is no reply, and the call fails.
+        """
+        await settled(request)
+        if request.error is not None:
+            failed = dialect.failed_request(request.error)
             if failed is None:
-                raise
+                raise request.error
             return failed
         reply = request.reply
         assert reply is not None
         flavour = [pair for pair in event.headers if pair[0] == FLAVOUR]
         headers = (*flavour, *(pair for pair in reply.headers if pair[0] != FLAVOUR))
-        return dialect.delivery(event.subject, reply.payload, headers, {}, hub.next_number())
+        return dialect.delivery(event.subject, reply.payload, headers, {}, self._hub.next_number())
 
     def _subscribe(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:
         try:
