@@ -13,8 +13,9 @@ from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Caller, address_of, name_of
-from babelbus.protocols.eventmesh.http import IdleSession, credentials_of
+from babelbus.protocols.eventmesh.http import credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
+from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.messages import UNREADABLE
 from babelbus.protocols.eventmesh.records import read_cloud_event
 from babelbus.protocols.eventmesh.session import Session

@@ -1,6 +1,5 @@
 """EventMesh over HTTP: the coded API and the URI API of one connection (docs/specifications/eventmesh.md, 4 to 6)."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -15,12 +14,12 @@ from babelbus.core.request import Reply, Request, RequestAbandonedError
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
-from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.calls import STOPPING, TargetRefusedError
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, read_ttl, without_correlation
+from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
     InvalidMessageError,
@@ -33,7 +32,7 @@ from babelbus.protocols.eventmesh.records import (
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.wire import http
 from babelbus.wire.browsers import BrowserGuard, Refusal
-from babelbus.wire.http import HttpError, HttpSession, encode_response, parse_form, parse_query, percent_decode
+from babelbus.wire.http import HttpError, encode_response, parse_form, parse_query, percent_decode
 
 SEND_SYNC = "101"
 BATCH = "102"
@@ -159,54 +158,6 @@ class _Asked(msgspec.Struct, frozen=True):
             if found:
                 return found
         return ""
-
-
-class IdleSession(HttpSession, contract.Session):
-    """A connection for HTTP that is closed when it is silent, as the hub closes silent clients over TCP."""
-
-    _outbox: Outbox
-    ends_at = math.inf
-
-    def __init__(
-        self, hub: Hub, outbox: Outbox, close: Callable[[], None], guard: BrowserGuard, body_bytes_max: int
-    ) -> None:
-        super().__init__(outbox, guard, body_bytes_max=body_bytes_max)
-        self._hub = hub
-        self._close = close
-        self._heard_at = hub.clock.monotonic()
-        self._is_half_closed = False
-        hub.peers[self] = None
-
-    def receive_data(self, data: bytes) -> None:
-        """Handle a chunk. Raises: as `HttpSession.receive_data`."""
-        self._heard_at = self._hub.clock.monotonic()
-        super().receive_data(data)
-
-    @property
-    def heard_at(self) -> float:
-        """When the last bytes came; a client that waits for an answer is silent only if it will send nothing more."""
-        if self._outbox.waiting and not self._is_half_closed:
-            self._heard_at = self._hub.clock.monotonic()
-        return self._heard_at
-
-    def end_fetches(self) -> None:
-        """Handle that the client sends nothing more: it is gone, or waits for a last answer."""
-        self._is_half_closed = True
-
-    def say_goodbye(self, reason: str) -> None:
-        """Return at once: HTTP has no goodbye."""
-
-    def check_proof(self) -> None:
-        """Return at once: each request proves who sends it."""
-
-    def expire(self) -> None:
-        """Close the connection: the client has been silent for too long."""
-        self._close()
-
-    def close(self) -> None:
-        """Release what the session holds: the connection is gone."""
-        self._hub.peers.pop(self, None)
-        super().close()
 
 
 class WebSession(IdleSession):
