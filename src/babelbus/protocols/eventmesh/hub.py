@@ -101,6 +101,9 @@ class Peer(Protocol):
     def say_goodbye(self, reason: str) -> None:
         """Send the goodbye of the server."""
 
+    def end_requests(self) -> None:
+        """End the requests that wait for their reply: the server stops."""
+
     def check_proof(self) -> None:
         """End the session if what the client has proved is over."""
 
@@ -326,3 +329,8 @@ class Hub:
         self.stopping = True
         for peer in list(self.peers):
             peer.say_goodbye("graceful normal quit from eventmesh")
+
+    def end_requests(self) -> None:
+        """Answer the requests that no responder has answered in time, where the protocol has an answer for that."""
+        for peer in list(self.peers):
+            peer.end_requests()

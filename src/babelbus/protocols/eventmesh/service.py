@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from babelbus.config import EventmeshSettings
 from babelbus.listening.openings import Opening
@@ -18,7 +17,6 @@ from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.storage.notes import Note
 
 if TYPE_CHECKING:
-    from babelbus.protocols.eventmesh.http import WebSession
     from babelbus.protocols.eventmesh.rpc import RpcServer
 
 PACKAGE = "babelbus.protocols.eventmesh"
@@ -71,7 +69,6 @@ class EventmeshService(StreamService):
         note = Note(context.files, os.path.join(context.folder, FILE_NAME), list[Entry], advice=ADVICE)
         self.webhooks = Webhooks(self.hub, calls, note, cluster)
         self._rpc: RpcServer | None = None
-        self._webs: WeakSet[WebSession] = WeakSet()
         self._tls = context.certificates.make_tls(PROTOCOL, settings.tls)
         self._rpc_tls = context.certificates.make_tls(PROTOCOL, settings.tls, alpn=("h2",))
         self._guard = context.browsers.guard(
@@ -93,9 +90,7 @@ class EventmeshService(StreamService):
         def make_web(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
             from babelbus.protocols.eventmesh.http import WebSession
 
-            session = WebSession(self.hub, self.webhooks, outbox, close, self._guard, peer)
-            self._webs.add(session)
-            return session
+            return WebSession(self.hub, self.webhooks, outbox, close, self._guard, peer)
 
         def make_admin(outbox: Outbox, close: Callable[[], None], peer: str | None) -> contract.Session:
             from babelbus.protocols.eventmesh.admin import AdminSession
@@ -145,8 +140,7 @@ class EventmeshService(StreamService):
 
     def close(self) -> None:
         """Answer the requests that no responder has answered in time, and close all connections."""
-        for session in [*self._webs]:
-            session.end_requests()
+        self.hub.end_requests()
         super().close()
 
     async def drain(self) -> None:

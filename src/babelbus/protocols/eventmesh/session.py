@@ -596,6 +596,10 @@ class Session(contract.Session):
         log.info("%s %s: closing, the client is silent or has left", PROTOCOL, self._peer)
         self._close()
 
+    def end_requests(self) -> None:
+        """End the requests that wait for their reply, without an answer (`_request`)."""
+        self._hub.abandon(self._requests)
+
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""
         self._hub.peers.pop(self, None)
@@ -603,7 +607,7 @@ class Session(contract.Session):
             self._end(subscribed, lost=not self._hub.stopping)
         self._subscribed.clear()
         self._held.clear()
-        self._hub.abandon(self._requests)
+        self.end_requests()
         self._hub.forget(self._questions.values())
 
 
