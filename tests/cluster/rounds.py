@@ -57,6 +57,8 @@ from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.cluster import BusCluster, bus_cluster, until
 
 ROUNDS_OF_A_CLUSTER = 10
+KEYS = 3
+"""Keys of each client that writes the state."""
 WORK: tuple[tuple[Kind, ...], ...] = (("sent", "set"), ("acked", "set_acked"), ("got", "found", "end"))
 """The kinds of events that count as sent, acknowledged and delivered."""
 
@@ -96,10 +98,13 @@ class Round:
         self._writers: list[StateWriter] = []
         self._watchers: list[StateWatcher] = []
         if state:
+            written, web_written = (
+                [f"{start}/{number}" for number in range(KEYS)] for start in (prefix, f"web-{prefix}")
+            )
             self._writers = [
-                StateWriter("writer", prefix, *parts), StateWriter("web writer", f"web-{prefix}", *parts, Frames),
+                StateWriter("writer", written, *parts), StateWriter("web writer", web_written, *parts, Frames),
             ]  # fmt: skip
-            keys = [key for writer in self._writers for key in writer.keys]
+            keys = [*written, *web_written]
             self._watchers = [
                 StateWatcher("watcher", keys, *parts), StateWatcher("web watcher", keys, *parts, Frames),
             ]  # fmt: skip
@@ -217,7 +222,7 @@ class Round:
 
     def _is_told(self, watcher: StateWatcher) -> bool:
         """Return whether a subscriber has the last acknowledged value of each key, or a newer one."""
-        newest = {key: number for writer in self._writers for key, number in writer.acked.items()}
+        newest = {key: number for writer in self._writers for key, number in writer.values.items()}
         return all(watcher.values.get(key, 0) >= number for key, number in newest.items())
 
     def _audited(self) -> dict[str, list[str]]:

@@ -13,8 +13,6 @@ from tests.cluster.workload import LOST, PACE_SECONDS, PAUSE_SECONDS, REPLY_SECO
 from tests.support.cluster import BusCluster, Member, until
 from tests.support.zbus import SocketClient
 
-KEYS = 3
-
 
 class Lines:
     """A connection of Wörterbuch, as lines of JSON."""
@@ -101,58 +99,8 @@ class StateActor(Actor):
         return self._transport(member.addresses[self.protocol])
 
 
-class StateWriter(StateActor):
-    """Counts upwards in some keys of its own."""
-
-    proof = "set_acked"
-
-    def __init__(
-        self,
-        name: str,
-        prefix: str,
-        cluster: BusCluster,
-        history: History,
-        chance: random.Random,
-        transport: type[Lines] = Lines,
-    ) -> None:
-        super().__init__(name, cluster, history, chance, transport)
-        self.keys = [f"{prefix}/{number}" for number in range(KEYS)]
-        self.acked: dict[str, int] = {}
-        """The newest value of each key that was acknowledged."""
-        self._last = 0
-
-    def session(self, member: Member) -> None:
-        with self.connect(member) as client:
-            while not self.stopping.wait(PACE_SECONDS):
-                self._set(client, self.chance.choice([1, 1, 5]))
-
-    def _set(self, client: Lines, count: int) -> None:
-        waiting = []
-        for _ in range(count):
-            self._last += 1
-            key = self.keys[self._last % KEYS]
-            waiting.append((key, self._last))
-            self.history.add(self.name, "set", topic=key, number=self._last)
-        try:
-            client.send(*[{"set": {"transactionId": number, "key": key, "value": number}} for key, number in waiting])
-            while waiting:
-                answer = client.next()
-                key, number = waiting[0]
-                if "ack" not in answer:
-                    raise RefusedError(answer)
-                assert answer["ack"]["transactionId"] == number
-                self.history.add(self.name, "set_acked", topic=key, number=number)
-                self.acked[key] = number
-                waiting.pop(0)
-        finally:
-            for key, number in waiting:
-                self.history.add(self.name, "set_unknown", topic=key, number=number)
-
-
-class StateReader(StateActor):
-    """Reads keys of writers."""
-
-    proof = "found"
+class KeyActor(StateActor):
+    """A client that uses some keys."""
 
     def __init__(
         self,
@@ -164,16 +112,56 @@ class StateReader(StateActor):
         transport: type[Lines] = Lines,
     ) -> None:
         super().__init__(name, cluster, history, chance, transport)
-        self._keys = keys
+        self.keys = keys
         self.values: dict[str, int] = {}
-        """The newest value of each key that was found."""
+        """The newest value of each key that was acknowledged to the client, or found by it."""
+
+
+class StateWriter(KeyActor):
+    """Counts upwards in its keys, which it shares with nobody."""
+
+    proof = "set_acked"
+    _last = 0
+
+    def session(self, member: Member) -> None:
+        with self.connect(member) as client:
+            while not self.stopping.wait(PACE_SECONDS):
+                self._set(client, self.chance.choice([1, 1, 5]))
+
+    def _set(self, client: Lines, count: int) -> None:
+        waiting = []
+        for _ in range(count):
+            self._last += 1
+            key = self.keys[self._last % len(self.keys)]
+            waiting.append((key, self._last))
+            self.history.add(self.name, "set", topic=key, number=self._last)
+        try:
+            client.send(*[{"set": {"transactionId": number, "key": key, "value": number}} for key, number in waiting])
+            while waiting:
+                answer = client.next()
+                key, number = waiting[0]
+                if "ack" not in answer:
+                    raise RefusedError(answer)
+                assert answer["ack"]["transactionId"] == number
+                self.history.add(self.name, "set_acked", topic=key, number=number)
+                self.values[key] = number
+                waiting.pop(0)
+        finally:
+            for key, number in waiting:
+                self.history.add(self.name, "set_unknown", topic=key, number=number)
+
+
+class StateReader(KeyActor):
+    """Reads keys of writers."""
+
+    proof = "found"
 
     def session(self, member: Member) -> None:
         with self.connect(member) as client:
             for _ in range(100):  # and on to another member
                 if self.stopping.wait(PAUSE_SECONDS / 2):
                     return
-                for key in self._keys:
+                for key in self.keys:
                     self.look(client, key)
 
     def look(self, client: Lines, key: str) -> None:
@@ -191,7 +179,7 @@ class StateWatcher(StateReader):
             self._begun = time.monotonic()
             client.send(*[
                 {"subscribe": {"transactionId": number, "key": key, "unique": False}}
-                for number, key in enumerate(self._keys)
+                for number, key in enumerate(self.keys)
             ])  # fmt: skip
             self.listen_to(client, self._take)
 
@@ -200,7 +188,7 @@ class StateWatcher(StateReader):
         if "err" in message:
             raise RefusedError(message)
         if "state" in message:
-            key, number = self._keys[message["state"]["transactionId"]], int(message["state"]["value"])
+            key, number = self.keys[message["state"]["transactionId"]], int(message["state"]["value"])
             self.history.add(
                 self.name, "found", topic=key, number=number, begun=self._begun, session=self.sessions
             )  # fmt: skip
