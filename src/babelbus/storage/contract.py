@@ -1,5 +1,6 @@
 """The store that a topic stands on. Every engine passes the same contract tests (tests/storage/test_contract.py)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -43,6 +44,7 @@ class Shared(NamedTuple):
     """Records that another process can read: bytes `position` to `end` of an open file, whose descriptor is `file`.
 
     The records are there from `offset` on, up to `next_offset`. They are not checked; who asked closes the file.
+    `blocks` are the positions of some of them, in order: from each to the next are `block_records` records.
     """
 
     file: int
@@ -50,6 +52,8 @@ class Shared(NamedTuple):
     end: int
     offset: int
     next_offset: int
+    blocks: Sequence[int]
+    block_records: int
 
 
 class Recovery:

@@ -38,5 +38,18 @@ def test_what_is_shared_holds_the_records_from_its_offset_to_the_end_of_a_segmen
         log.share(101)
 
 
+def test_the_blocks_of_what_is_shared_are_a_number_of_records_apart(tmp_path: Path) -> None:
+    log = Log(LocalFiles(), str(tmp_path / "0"), LogSettings(), ManualClock())
+    payloads = [b"x" * (number % 50) for number in range(5_000)]
+    log.append(encode_payloads(payloads, [1] * len(payloads), 0))
+    part = log.share(1_500)
+    assert part is not None
+    data = os.pread(part.file, part.end, 0)
+    os.close(part.file)
+    offsets = [int.from_bytes(data[position : position + 8]) for position in part.blocks]
+    assert offsets == [2_048, 3_072, 4_096]
+    assert part.block_records == 1_024
+
+
 def test_a_log_that_is_in_no_file_is_not_shared() -> None:
     assert filled(FaultyFiles(), "0").share(3) is None

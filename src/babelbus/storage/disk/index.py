@@ -11,7 +11,8 @@ import struct
 import sys
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 import google_crc32c
 
@@ -119,6 +120,11 @@ class SparseIndex:
     def block_at(self, position: int) -> int:
         """Return the number of the block that the byte `position` of the log falls in; -1 without blocks."""
         return bisect_right(self.positions, position) - 1
+
+    def blocks_from(self, position: int) -> Sequence[int]:
+        """Return where the blocks at and behind the byte `position` begin, or none if not all of them are good."""
+        first = bisect_left(self.positions, position)
+        return () if UNKNOWN_SUM in self.sums[first:] else self.positions[first:]
 
     def encode(self, start: int, end: int, blocks_start: int, blocks_end: int) -> tuple[bytes, bytes, bytes]:
         """Return the bytes of entries `start` to `end` of `.index` and `.timeindex`, and of some of `.blocks`."""

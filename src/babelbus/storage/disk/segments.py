@@ -13,6 +13,7 @@ from babelbus.records.columns import find_positions
 from babelbus.records.fields import offsets_at, size_of
 from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError
 from babelbus.storage.contract import Chunk, Shared
+from babelbus.storage.disk.index import BLOCK_RECORDS
 from babelbus.storage.disk.reading import SegmentReader
 from babelbus.storage.disk.recovery import replace_from
 from babelbus.storage.disk.segment import Segment
@@ -140,7 +141,8 @@ class Segments:
             return None
         position, found = self._locate(segment, reader, offset)
         file = self._files.share(f"{segment.path}.log")
-        return Shared(file, position, reader.size_bytes, found, reader.next_offset)
+        size, blocks = reader.size_bytes, reader.index.blocks_from(position)
+        return Shared(file, position, size, found, reader.next_offset, blocks, BLOCK_RECORDS)
 
     def _locate(self, segment: Segment, reader: SegmentReader, offset: int) -> tuple[int, int]:
         """Return position and offset of the first record at or after `offset`, which the segment holds."""
