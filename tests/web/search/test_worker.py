@@ -1,12 +1,17 @@
-"""The work of the process that searches: short stretches, and rests between them."""
+"""The work of the process that searches: short stretches, rests between them, and blocks that are passed."""
 
 import os
+import tempfile
 from pathlib import Path
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from babelbus.clock import ManualClock
 from babelbus.records.format import encode_payloads
 from babelbus.web.search.tasks import Task
-from babelbus.web.search.worker import BLOCK_BYTES, REST_SECONDS, WORK_SECONDS, WORK_SECONDS_MAX, Pace, do
+from babelbus.web.search.worker import PIECE_BYTES, REST_SECONDS, WORK_SECONDS, WORK_SECONDS_MAX, Pace, do
 from tests.support.bus import NOW
 
 
@@ -47,7 +52,7 @@ def test_a_long_rest_makes_the_next_stretch_longer_up_to_a_limit() -> None:
     assert sleeper.work(WORK_SECONDS_MAX * 1.01)
 
 
-def test_records_in_a_file_and_in_a_task_are_searched_in_short_blocks(tmp_path: Path) -> None:
+def test_records_in_a_file_and_in_a_task_are_searched_in_short_pieces(tmp_path: Path) -> None:
     payloads = [b"%06d" % number + b"x" * 94 for number in range(2_000)]
     data = bytes(encode_payloads(payloads, [NOW] * len(payloads), 0).data)
     (tmp_path / "log").write_bytes(data)
@@ -58,11 +63,76 @@ def test_records_in_a_file_and_in_a_task_are_searched_in_short_blocks(tmp_path: 
             sleeper.pace.rest = lambda s=sleeper: s.slept.append(0.0)  # type: ignore[misc, method-assign]
             task = Task('payload contains "001999"', "t", "", 0, len(data), 0, 2_000, 10, 0.0, task_data)
             outcome = do(task, file, sleeper.clock, sleeper.pace)
-            if task_data is None:  # its time is over after one block
+            if task_data is None:  # its time is over after one piece
                 assert (outcome.hits, len(sleeper.slept)) == ([], 1)
-                assert 0 < outcome.position <= BLOCK_BYTES
+                assert 0 < outcome.position <= PIECE_BYTES
             else:
                 assert (outcome.hits, outcome.position, outcome.offset) == ([1_999], len(data), 2_000)
-                assert len(sleeper.slept) >= len(data) // BLOCK_BYTES
+                assert len(sleeper.slept) >= len(data) // PIECE_BYTES
     finally:
         os.close(file)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 30, 3_000, 40_000]), min_size=1, max_size=60),
+    found=st.sets(st.integers(0, 59)),
+    block_records=st.integers(1, 9),
+    first=st.integers(0, 59),
+    end_offset=st.integers(1, 70),
+    count=st.integers(1, 4),
+    text=st.sampled_from(['payload contains "needle"', "/id = 12345", 'not payload contains "needle"']),
+)
+def test_with_known_blocks_a_search_finds_the_same(
+    sizes: list[int],
+    found: set[int],
+    block_records: int,
+    first: int,
+    end_offset: int,
+    count: int,
+    text: str,
+) -> None:
+    payloads = [
+        b'{"of":"%b","x":"%b","id":%d}' % (b"needle" if n in found else b"hay", b"x" * size, 12345 if n in found else n)
+        for n, size in enumerate(sizes)
+    ]
+    batch = encode_payloads(payloads, [NOW] * len(payloads), 0)
+    data, positions = bytes(batch.data), [int(position) for position in batch.positions]
+    first = min(first, len(sizes) - 1)
+    end_offset = min(max(end_offset, first + 1), len(sizes))
+    blocks = [position for position in positions[::block_records] if position >= positions[first]]
+    plain = Task(text, "t", "", positions[first], len(data), first, end_offset, count, 10.0)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        outcomes = []
+        for task in (plain, msgspec.structs.replace(plain, blocks=blocks, block_records=block_records)):
+            sleeper = Sleeper()
+            outcomes.append(do(task, file.fileno(), sleeper.clock, sleeper.pace))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_block_without_a_match_is_not_read_record_by_record(tmp_path: Path) -> None:
+    payloads = [b"%06d" % number + b"x" * 94 for number in range(4_096)]
+    batch = encode_payloads(payloads, [NOW + number for number in range(4_096)], 0)
+    data = bytearray(batch.data)
+    blocks = [int(position) for position in batch.positions[::1_024]]
+    data[blocks[1] + 300 : blocks[1] + 500] = bytes(200)  # nobody looks there
+    (tmp_path / "log").write_bytes(data)
+    task = Task('payload contains "003500"', "t", "", 0, len(data), 0, 4_096, 1, 10.0, None, blocks, 1_024)
+    sleeper = Sleeper()
+    with open(tmp_path / "log", "rb") as file:
+        outcome = do(task, file.fileno(), sleeper.clock, sleeper.pace)
+        assert (outcome.hits, outcome.offset, outcome.records) == ([3_500], 3_501, 3_501)
+        outcome = do(msgspec.structs.replace(task, end_offset=3_072), file.fileno(), sleeper.clock, sleeper.pace)
+        assert (outcome.hits, outcome.offset, outcome.time_ms) == ([], 3_072, NOW + 2_048)
+
+
+def test_a_file_that_was_cut_behind_a_block_is_a_fault_and_no_crash(tmp_path: Path) -> None:
+    batch = encode_payloads([b"hay"] * 20, [NOW] * 20, 0)
+    blocks = [int(position) for position in batch.positions[::10]]
+    (tmp_path / "log").write_bytes(bytes(batch.data)[: blocks[1]])
+    task = Task('payload contains "needle"', "t", "", 0, len(batch.data), 0, 20, 1, 10.0, None, blocks, 10)
+    sleeper = Sleeper()
+    with open(tmp_path / "log", "rb") as file:
+        outcome = do(task, file.fileno(), sleeper.clock, sleeper.pace)
+    assert (outcome.offset, outcome.fault) == (10, "the bytes there are no records")

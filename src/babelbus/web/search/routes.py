@@ -9,6 +9,7 @@ readers see; the process that searches is told from where to where it may look.
 
 import asyncio
 import os
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -45,6 +46,8 @@ SEARCHES_MAX = 8
 READER_SECONDS = 60.0
 """How long the reader of a search may need beyond its time: one that reads nothing must not keep the others out."""
 SLICE_SECONDS = 0.1
+BLOCKS_MAX = 256
+"""More blocks than a step passes."""
 encode = msgspec.json.Encoder().encode
 
 REASONS = {
@@ -241,8 +244,7 @@ class Search:
         try:
             part = await self._open(partition, offset)
             if part is not None:
-                task = self._task(part.position, part.end, part.offset, min(end, part.next_offset))
-                outcome = await self._searcher.run(task, part.file)
+                outcome = await self._searcher.run(self._task(part, min(end, part.next_offset)), part.file)
                 if not outcome.fault:
                     following = outcome.offset
                     if outcome.position < part.end:
@@ -266,7 +268,8 @@ class Search:
             return [], offset + 1
         if not chunk.data:
             return [], max(chunk.next_offset, offset + 1)
-        outcome = await self._searcher.run(self._task(0, len(chunk.data), offset, end, chunk.data))
+        part = Shared(-1, 0, len(chunk.data), offset, chunk.next_offset, (), 0)
+        outcome = await self._searcher.run(self._task(part, end, chunk.data))
         whole = len(outcome.hits) < self._left
         return self._note(outcome), max(chunk.next_offset if whole else outcome.offset, offset + 1)
 
@@ -281,19 +284,22 @@ class Search:
             self._part = partition, part
         return part
 
-    def _task(self, position: int, stop: int, offset: int, end: int, data: bytes | None = None) -> Task:
+    def _task(self, part: Shared, end_offset: int, data: bytes | None = None) -> Task:
         root = self._principal.root
+        first = bisect_left(part.blocks, part.position)
         return Task(
             filter=self._text,
             topic=self._topic.name,
             root="" if root is None else root.name,
-            position=position,
-            end=stop,
-            offset=offset,
-            end_offset=end,
+            position=part.position,
+            end=part.end,
+            offset=part.offset,
+            end_offset=end_offset,
             count=self._left,
             seconds=SLICE_SECONDS,
             data=data,
+            blocks=list(part.blocks[first : first + BLOCKS_MAX]),
+            block_records=part.block_records,
         )
 
     def _note(self, outcome: Outcome) -> list[int]:

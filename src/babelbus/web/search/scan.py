@@ -53,6 +53,11 @@ def scan(data: bytes, wanted: Filter, offset: int, end_offset: int, count: int) 
     return Scanned(hits, stop, max(seen, 0), following, time_ms)
 
 
+def may_match(data: bytes, wanted: Filter) -> bool:
+    """Return whether a record that matches may have a part in `data`; a filter without needles matches anything."""
+    return wanted.needles is None or any(_places(data, needle, 0) is None for needle in wanted.needles)
+
+
 def _candidates(data: bytes, positions: I64, wanted: Filter, first: int, last: int) -> I64:
     """Return the rows from `first` to `last` that may match."""
     if wanted.needles is None:

@@ -1,6 +1,7 @@
 """The words between the server and the process that searches: a task, and what came of it; each is one frame."""
 
 import struct
+from collections.abc import Sequence
 
 import msgspec
 
@@ -12,7 +13,8 @@ TASK_SECONDS = 20
 class Task(msgspec.Struct, frozen=True, array_like=True):
     """Search records for a while: those in `data`, or in the file that comes with the task, from `position` to `end`.
 
-    `offset` and `end_offset` bound the records, `count` the hits, `seconds` the time.
+    `offset` and `end_offset` bound the records, `count` the hits, `seconds` the time. `blocks` are positions of records
+    in the file: from each to the next are `block_records` records.
     """
 
     filter: str
@@ -25,10 +27,15 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
     count: int
     seconds: float
     data: bytes | None = None
+    blocks: Sequence[int] = ()
+    block_records: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """The offsets that match, and how far the search came. `fault` says that the bytes there are no records."""
+    """The offsets that match, and how far the search came. `fault` says that the bytes there are no records.
+
+    `time_ms` is the time of the last record, or of a record that is less than a block in front of the last one.
+    """
 
     hits: list[int]
     position: int

@@ -6,25 +6,29 @@ import signal
 import socket
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.core.access.root import root_of
-from babelbus.records.format import CorruptRecordError
+from babelbus.records.fields import offset_of, timestamp_of
+from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError
 from babelbus.units import KIB, MIB
 from babelbus.web.search.matching import Filter
-from babelbus.web.search.scan import scan
+from babelbus.web.search.scan import Scanned, may_match, scan
 from babelbus.web.search.tasks import LENGTH, TASK_SECONDS, Outcome, Task, decode_task, encode, frame
 
-BLOCK_BYTES = 16 * KIB
-"""Linux lets a publisher that wakes up run at the next system call of this process, so a block is some 70 microseconds
-of work; with blocks of 64 KiB it is four times that, and a record costs a sixth less."""
+PIECE_BYTES = 16 * KIB
+"""Linux lets a publisher that wakes up run at the next system call of this process, so a piece is some 70 microseconds
+of work at most; with pieces of 64 KiB it is four times that, and a record costs a sixth less."""
 WORK_SECONDS, WORK_SECONDS_MAX = 50e-6, 300e-6
 """A stretch of work. It is longer where a sleep is long, so that a quarter of the time or more is work."""
-REST_SECONDS = 60e-6
+REST_SECONDS = 180e-6
 """The kernel adds some fifty microseconds."""
+PASSED_BYTES_MAX = MIB
+"""A larger block has large records, and to go through them costs little."""
 RECORD_BYTES_MAX = 256 * MIB
 """A longer run of bytes without a whole record is damage."""
 NICENESS = 19
@@ -77,23 +81,59 @@ def _search(
     task: Task, wanted: Filter, pace: Pace, read: Callable[[int, int], bytes], is_over: Callable[[], bool]
 ) -> Outcome:
     position, offset, hits = task.position, task.offset, list[int]()
-    records, time_ms, size = 0, 0, BLOCK_BYTES
+    records, time_ms, size = 0, 0, PIECE_BYTES
+    blocks = task.blocks
     while position < task.end and offset < task.end_offset and len(hits) < task.count:
-        data = read(min(size, task.end - position), position)
-        found = scan(data, wanted, offset, task.end_offset, task.count - len(hits))
-        pace.rest()
-        if not found.size_bytes:
-            if found.next_offset == offset and (size > RECORD_BYTES_MAX or position + len(data) >= task.end):
-                return Outcome(hits, position, offset, records, time_ms, "the bytes there are no records")
-            size *= 4
-            continue
+        following = bisect_right(blocks, position)
+        stop = blocks[following] if following < len(blocks) else task.end
+        is_block = 0 < following < len(blocks) and blocks[following - 1] == position
+        found = _pass(task, wanted, pace, read, position, stop, offset) if is_block else None
+        if found is None:
+            data = read(min(size, stop - position), position)
+            found = scan(data, wanted, offset, task.end_offset, task.count - len(hits))
+            pace.rest()
+            if not found.size_bytes:
+                if found.next_offset == offset and (size > RECORD_BYTES_MAX or position + len(data) >= stop):
+                    return Outcome(hits, position, offset, records, time_ms, "the bytes there are no records")
+                size *= 4
+                continue
         hits += found.hits
         records += found.records
         position += found.size_bytes
-        offset, time_ms, size = found.next_offset, found.time_ms or time_ms, BLOCK_BYTES
+        offset, time_ms, size = found.next_offset, found.time_ms or time_ms, PIECE_BYTES
         if is_over():
             break
     return Outcome(hits, position, offset, records, time_ms)
+
+
+def _pass(
+    task: Task,
+    wanted: Filter,
+    pace: Pace,
+    read: Callable[[int, int], bytes],
+    position: int,
+    stop: int,
+    offset: int,
+) -> Scanned | None:
+    """Return how far the search comes by a block without a trace of a match, `None` if its records must be looked at.
+
+    To look for needles alone takes less than half the time: nobody asks where each record begins.
+    """
+    if wanted.needles is None or stop - position > PASSED_BYTES_MAX:
+        return None
+    longest = max(len(needle.data) for needle in wanted.needles)
+    for start in range(position, stop, PIECE_BYTES):
+        data = read(min(PIECE_BYTES + longest, stop - start), start)
+        pace.rest()
+        if may_match(data, wanted):
+            return None
+    head, next_head = read(RECORD_BYTES_MIN, position), read(RECORD_BYTES_MIN, stop)
+    if min(len(head), len(next_head)) < RECORD_BYTES_MIN:
+        return None
+    next_offset = offset_of(next_head)
+    if not offset + task.block_records <= next_offset <= task.end_offset:
+        return None
+    return Scanned([], stop - position, task.block_records, next_offset, timestamp_of(head))
 
 
 def step_back() -> None:
