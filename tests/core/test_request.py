@@ -164,3 +164,34 @@ async def test_the_bus_remembers_no_question_that_was_given_up() -> None:
     bus.broker.responders.requests.abandon(ask(bus))
     assert bus.broker.responders.requests.abandoned("svc/a") is None
     await bus.broker.close()
+
+
+@in_loop
+async def test_a_responder_that_does_not_take_a_question_leaves_it_to_the_next_of_its_group() -> None:
+    bus = Bus()
+    asked: list[Question] = []
+    bus.broker.responders.add(exactly("svc/a"), lambda _: False, "g", SERVER)
+    bus.broker.responders.add(exactly("svc/a"), asked.append, "g", SERVER)
+    bus.broker.responders.add(exactly("svc/a"), lambda _: False, "full", SERVER)
+    requests = [ask(bus) for _ in range(4)]
+    assert [request.done for request in requests] == [False] * 4
+    assert [one.key for one in asked] == [request.key for request in requests]
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_question_that_no_group_takes_or_that_all_have_declined_ends_at_once() -> None:
+    bus = Bus()
+    taken: list[Question] = []
+    for group in ("a", "b"):
+        bus.broker.responders.add(exactly("svc/a"), taken.append, group, SERVER)
+        bus.broker.responders.add(exactly("svc/full"), lambda _: False, group, SERVER)
+    assert isinstance(ask(bus, "svc/full").error, NoRespondersError)
+    request = ask(bus)
+    bus.broker.responders.decline(request.key, "one has gone")
+    assert not request.done
+    bus.broker.responders.pass_on(taken[0], "gone")
+    assert isinstance(request.error, NoRespondersError)
+    bus.broker.responders.decline(request.key, "again")
+    assert in_flight(bus) == 0
+    await bus.broker.close()

@@ -7,7 +7,7 @@ The deadline is absolute (`Clock.monotonic`), so that a request that is passed o
 import asyncio
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar, cast
 
@@ -55,13 +55,15 @@ class TooManyRequestsError(BabelbusError):
 class Request(Promise, Generic[R]):
     """A request; it is done when `reply` is there, or with the error that says why there is no reply."""
 
-    __slots__ = ("deadline", "key", "reply", "subject")
+    __slots__ = ("asked", "deadline", "key", "reply", "subject")
 
     def __init__(self, key: Key = ("", ""), subject: str = "", deadline: float = 0.0) -> None:
         super().__init__()
         self.key = key
         self.subject = subject
         self.deadline = deadline
+        self.asked = 1
+        """How many of those who were asked may still reply."""
         self.reply: R | None = None
 
 
@@ -118,6 +120,14 @@ class Requests(Generic[R]):
         """End a request with the error of its responder, instead of its first reply."""
         if key in self._waiting:
             self._end(self._waiting[key][0], error)
+
+    def decline(self, key: Key, error: BabelbusError) -> None:
+        """Record that one of those who were asked will not reply; the last one ends the request with the error."""
+        if key in self._waiting:
+            request = self._waiting[key][0]
+            request.asked -= 1
+            if request.asked <= 0:
+                self._end(request, error)
 
     def fail(self, request: Request[R], error: BabelbusError) -> None:
         """End a request that could not be passed on."""
@@ -204,8 +214,8 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     principal: Identity
 
 
-Answerer = Callable[[Question], None]
-"""Takes a question; it must not block, and answers whenever it likes."""
+Answerer = Callable[[Question], bool | None]
+"""Takes a question; it must not block, and answers whenever it likes. `False`: it did not take the question."""
 
 
 class _Responder(msgspec.Struct, frozen=True):
@@ -269,15 +279,17 @@ class Responders:
         return max(question.deadline - self._clock.monotonic(), 0.0)
 
     def pass_on(self, question: Question, group: str) -> None:
-        """Send a question whose responder has left to another one of the group; without any, the requester is told."""
+        """Send a question whose responder has left to another one of the group; without any, `decline` it."""
         if not self.requests.waits(question.key):
             return
         owners = [cast("_Responder", one.owner) for one in self._router.find(question.subject)]
         others = [one.answerer for one in owners if one.group == group]
-        if others:
-            others[next(self._numbers) % len(others)](question)
-        else:
-            self.requests.refuse(question.key, NoRespondersError(f"the responders of {question.subject!r} have gone"))
+        if not _is_taken(question, others, next(self._numbers)):
+            self.decline(question.key, f"the responders of {question.subject!r} have gone")
+
+    def decline(self, key: Key, reason: str) -> None:
+        """Record that a group will not reply to a question; if no other group may, the requester is told."""
+        self.requests.decline(key, NoRespondersError(reason))
 
     def answers(self, subject: str) -> bool:
         """Return whether somebody answers requests to a subject."""
@@ -308,7 +320,15 @@ class Responders:
         if quota is not None:
             request.when_done(lambda _: quota.give("requests"))
         if not request.done:
+            request.asked = len(groups)
             question = Question(key, subject, payload, headers, deadline, principal)
             for answerers in groups.values():
-                answerers[number % len(answerers)](question)
+                if not _is_taken(question, answerers, number):
+                    self.decline(key, f"the responders of {subject!r} read too slowly")
         return request
+
+
+def _is_taken(question: Question, answerers: Sequence[Answerer], first: int) -> bool:
+    """Send a question to one of a group after the other, from a number on; return whether one took the question."""
+    count = len(answerers)
+    return any(answerers[(first + turn) % count](question) is not False for turn in range(count))

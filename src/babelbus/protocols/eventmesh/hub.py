@@ -23,7 +23,7 @@ from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
 from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Key, NoRespondersError, Question, Reply, Request
+from babelbus.core.request import Key, Question, Reply, Request
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
@@ -300,12 +300,12 @@ class Hub:
         del self._questions[name]
         return self.broker.respond(found[0], reply)
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Remove questions whose responder is gone; their requesters are told if nobody else answers the subject."""
+    def forget(self, names: Iterable[str], reason: str = "have gone") -> None:
+        """Remove questions that their responder will not answer; requesters are told if no other group was asked."""
         for name in names:
             key, _, subject = self._questions.pop(name, (None, "", ""))
-            if key is not None and not self.broker.responders.answers(subject):
-                self.broker.refuse(key, NoRespondersError(f"the responders of {subject!r} have gone"))
+            if key is not None:
+                self.broker.responders.decline(key, f"the responders of {subject!r} {reason}")
 
     def abandon(self, requests: Iterable[Request[Reply]], error: BabelbusError | None = None) -> None:
         """End requests whose client is gone: they would take the place of others until their time to live is over."""

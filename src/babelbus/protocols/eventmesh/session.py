@@ -424,11 +424,11 @@ class Session(contract.Session):
             self._questions = {seq: asked for seq, asked in self._questions.items() if asked != name}
             self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), self._identity)
 
-    def _ask(self, subscribed: Subscribed, question: Question) -> None:
-        """Send a question to the client; a client that reads too slowly does not get the question."""
+    def _ask(self, subscribed: Subscribed, question: Question) -> bool:
+        """Send a question to the client; `False`: the client reads too slowly to get the question."""
         if self._outbox.full:
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return
+            return False
         name = self._hub.remember(question, self._identity)
         topic, more = subscribed.item.topic, correlation(name)
         seq, push = self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)
@@ -436,6 +436,7 @@ class Session(contract.Session):
         self._send(push)
         if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
             del self._questions[next(iter(self._questions))]
+        return True
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 

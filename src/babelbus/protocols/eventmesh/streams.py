@@ -347,10 +347,10 @@ class Stream:
         """Return whether one more event or question may wait, behind some more than there are."""
         return len(self.waiting) + more < self._hub.settings.window and self._live_bytes <= WAITING_BYTES_MAX
 
-    def _ask(self, subscribed: Subscribed, question: Question) -> None:
+    def _ask(self, subscribed: Subscribed, question: Question) -> bool:
         if not self._has_room():
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return
+            return False
         name = self._hub.remember(question, subscribed.caller.principal)
         self._asked[name] = None
         if len(self._asked) > ASKED_MAX:
@@ -358,6 +358,7 @@ class Stream:
         more = correlation(name)
         self._live_bytes += _weigh(question.payload, question.headers)
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
+        return True
 
     def _add(self, waiting: Sequence[Waiting]) -> None:
         self.waiting += waiting

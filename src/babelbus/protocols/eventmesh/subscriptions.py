@@ -46,7 +46,7 @@ class Subscribed:
         group: str,
         deliver: "Callable[[Subscribed, Sequence[Delivery]], None]",
         broadcast: "Callable[[Subscribed, Sequence[Event]], None]",
-        ask: "Callable[[Subscribed, Question], None]",
+        ask: "Callable[[Subscribed, Question], bool]",
         *,
         held: bool = False,
     ) -> None:

@@ -200,28 +200,40 @@ class _Webhook:
         for event in events:
             body = self._encode(event.payload, event.headers, {})
             for url, entry in self.entries.items():
-                if entry.mode == "BROADCASTING":
-                    self._push_live(body, url)
+                if entry.mode == "BROADCASTING" and self._has_room():
+                    self._push_live(body, self._live_done, url)
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Question) -> bool:
+        if not self._has_room():
+            return False
         hub = self._owner.hub
         name = hub.remember(question, hub.callers.of_name(self.principal))
         more = correlation(name)
-        self._push_live(self._encode(question.payload, question.headers, more))
+        self._push_live(self._encode(question.payload, question.headers, more), partial(self._asked, name))
+        return True
 
-    def _push_live(self, push: tuple[dict[str, str], bytes], url: str = "") -> None:
-        """Send an event or a question, which is dropped if too many wait for the webhook."""
+    def _has_room(self) -> bool:
+        """Return whether one more event or question may wait for the webhook; one that may not is counted."""
         if self._live_bytes > LIVE_BYTES_MAX:
             self._owner.hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return
+            return False
+        return True
+
+    def _push_live(self, push: tuple[dict[str, str], bytes], done: Callable[[int, str], None], url: str = "") -> None:
+        """Send an event or a question."""
         size_bytes = len(push[1]) + PUSH_BYTES
         self._live_bytes += size_bytes
-        self._push(push, partial(self._live_done, size_bytes), url, is_live=True)
+        self._push(push, partial(done, size_bytes), url, is_live=True)
 
     def _live_done(self, size_bytes: int, error: str) -> None:
         self._live_bytes -= size_bytes
         if error:
             log.info("a webhook of group %r on topic %r: %s", self.group, self.topic, error)
+
+    def _asked(self, name: str, size_bytes: int, error: str) -> None:
+        self._live_done(size_bytes, error)
+        if error:
+            self._owner.hub.forget([name], "have failed")
 
     def _encode(self, payload: bytes | None, headers: Headers, more: dict[str, str]) -> tuple[dict[str, str], bytes]:
         """Return headers and form of a push."""
