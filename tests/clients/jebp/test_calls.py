@@ -18,8 +18,10 @@ from babelbus.client import (
     UnknownTopicError,
     UnsupportedByServerError,
 )
+from babelbus.clients.jebp import client as client_module
 from babelbus.clients.jebp import connection, reconnect
 from babelbus.core.catalog import UnknownTopicError as UnknownTopic
+from babelbus.protocols.jebp.call_messages import Ask
 from babelbus.protocols.jebp.calls import methods
 from babelbus.protocols.jebp.calls.call import Call, Method, Stream
 from babelbus.protocols.jebp.items import CALLS_MAX, SERVER_HEAD, encode_items
@@ -344,5 +346,56 @@ def test_callers_that_give_up_leave_nothing_behind(tmp_path: Path, monkeypatch: 
         for _ in range(3):
             await give_up(client.positions())
         assert len(client._keeper._waiting) == 0
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_request_without_a_connection_ends_at_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "REPLY_GRACE_SECONDS", 3_600.0)
+
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        cut_off(client)
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            with pytest.raises(ConnectionLostError, match="no connection to"):
+                await client.request("calc/double", b"1", timeout=0.05)
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_request_without_room_ends_at_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "REPLY_GRACE_SECONDS", 3_600.0)
+    monkeypatch.setattr(connection, "CALLS_AT_ONCE", 1)
+
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        waiting = asyncio.create_task(client.calls.call("wait", Number(1), int, safe=True))
+        await house.begun.wait()
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            with pytest.raises(RequestTimeoutError, match="request: too many calls"):
+                await client.request("calc/double", b"1", timeout=0.05)
+        house.gate.set()
+        await waiting
+
+    with_house(tmp_path, monkeypatch, test)
+
+
+def test_a_request_tells_the_server_what_the_wait_for_a_connection_has_left_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def note(_call: Call, ask: Ask) -> None:
+        asked.append(ask.timeout_seconds)
+
+    monkeypatch.setitem(methods.METHODS, "request", Method(Ask, note))
+
+    async def test(house: House, bus: Bus, client: Client) -> None:
+        cut_off(client)
+        task = asyncio.create_task(client.request("calc/double", timeout=SAFETY_NET_SECONDS))
+        while not client._keeper._waiting:  # noqa: ASYNC110  # it has no event of its own
+            await asyncio.sleep(0)
+        client._keeper._address = bus.address
+        with pytest.raises(Exception, match="result is malformed"):
+            await task
+        assert 0 < asked[0] < SAFETY_NET_SECONDS
 
     with_house(tmp_path, monkeypatch, test)

@@ -239,16 +239,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
-            link = self._link
-            if link is None or link.lost_error is not None:
-                link = self._link = await self.link(method, max(deadline - loop.time(), 0))
-            if link.crowded:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await link.room()
-                except TimeoutError:
-                    reason = "too many calls of this client wait for their answers; it was not sent"
-                    raise RequestTimeoutError(f"{method}: {reason}") from None
+            link = await self.link_with_room(method, deadline)
             future: asyncio.Future[Data] = loop.create_future()
             number = link.open_call(body, _Answer(method, future, deadline))
             try:
@@ -264,6 +255,25 @@ class Calls:
             except RequestTimeoutError as error:
                 if not (safe and self._resend) or loop.time() >= deadline:
                     raise RequestTimeoutError(f"{method}: {error}") from error
+
+    async def link_with_room(self, what: str, deadline: float) -> Link:
+        """Return the connection as soon as one more call may be opened, until `deadline` (loop time).
+
+        Raises:
+            RequestTimeoutError: too many calls wait for their answers.
+            ClientError: as `link`.
+        """
+        link = self._link
+        if link is None or link.lost_error is not None:
+            link = self._link = await self.link(what, max(deadline - asyncio.get_running_loop().time(), 0))
+        if link.crowded:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await link.room()
+            except TimeoutError:
+                reason = "too many calls of this client wait for their answers; it was not sent"
+                raise RequestTimeoutError(f"{what}: {reason}") from None
+        return link
 
     async def link(self, what: str, timeout_seconds: float | None) -> Link:
         """Return the connection, to a server that knows calls.

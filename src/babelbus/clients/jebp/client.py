@@ -56,6 +56,8 @@ from babelbus.records.record import Headers, Record
 
 REPLY_GRACE_SECONDS = 5.0
 """How much longer than the server a client waits for the answer to a request: the server knows the reason."""
+SECONDS_LEFT_MIN = 0.001
+"""The shortest time of a request: a server refuses one without any."""
 
 
 class Client(Reader):
@@ -285,14 +287,19 @@ class Client(Reader):
             RequestTimeoutError: no reply came in time; the request may have been carried out.
             RequestFailedError: the responder says that it failed.
             OutcomeUnknownError: the connection was lost before the reply.
+            ConnectionLostError: there was no connection within `timeout`; the request was not sent.
             NoRightsError: the client may not publish under the subject.
         """
         if not 0 < timeout <= 3_600:
             raise LocalProtocolError(f"a request waits for 0 to 3,600 seconds, not {timeout:g}")
-        seconds = timeout + REPLY_GRACE_SECONDS
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         with self._sending("request", subject) as trace:
-            ask = Ask(subject, payload, (*headers, *trace), timeout)
-            return await self.calls.call("request", ask, Reply, safe=False, timeout_seconds=seconds)
+            # Before the request is made: its time on the server is what this wait has left of it.
+            await self.calls.link_with_room("request", deadline)
+            left = max(deadline - loop.time(), SECONDS_LEFT_MIN)
+            ask = Ask(subject, payload, (*headers, *trace), left)
+            return await self.calls.call("request", ask, Reply, safe=False, timeout_seconds=left + REPLY_GRACE_SECONDS)
 
     def _sending(self, operation: str, subject: str) -> AbstractContextManager[Headers]:
         return nullcontext(()) if self._tracing is None else self._tracing.sending(operation, subject)
