@@ -294,6 +294,21 @@ def test_a_server_that_is_silent_gets_its_connection_closed_and_the_outcome_is_u
     with_peer(lambda script, request: None, check, request_timeout_seconds=0.1)
 
 
+def test_the_time_of_a_batch_behind_one_that_is_stuck_runs_from_its_submission() -> None:
+    clock = ManualClock()
+    clock.advance(1)
+
+    async def check(script: Script, client: Client) -> None:
+        stuck = [client._producer.submit("t", 0, b"x", 1) for _ in range(2)]
+        clock.advance(30)
+        assert client._keeper.link is not None
+        client._keeper.link.abort(RequestTimeoutError("stuck"))
+        client._producer.expire(None)
+        assert [type(done.exception()) for done in stuck] == [RequestTimeoutError] * 2
+
+    with_peer(lambda script, request: None, check, clock=clock)
+
+
 def test_answers_that_nobody_asked_for_end_the_connection() -> None:
     async def check(script: Script, client: Client) -> None:
         assert (await client.publish("t", b"x")).offset == 0

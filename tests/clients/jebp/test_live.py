@@ -21,8 +21,11 @@ from babelbus.client import (
     RequestTimeoutError,
 )
 from babelbus.core.flow_policy import Bound
+from babelbus.core.receipt import Receipt
 from babelbus.protocols.jebp.calls import live, requests
+from babelbus.protocols.jebp.publisher import Publisher
 from tests.clients.jebp.test_client import Bus, patient, with_bus
+from tests.support.bus import SAFETY_NET_SECONDS
 
 __all__ = ["patient"]  # the fixture, for this module too
 T = tuple[str, bytes | None]
@@ -134,6 +137,30 @@ def test_what_is_the_servers_own_cannot_be_emitted(tmp_path: Path, subject: str,
             await client.emit(subject, b"x", headers=headers)
         with pytest.raises(BadArgumentError):
             await client.request(subject, b"x", headers=headers)
+
+    with_bus(tmp_path, test)
+
+
+def test_a_publish_that_is_stuck_on_the_server_ends_in_time_beside_a_busy_subscription(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        async with bus.client() as mine, mine.subscribe("plant/#") as subscription:
+            with monkeypatch.context() as stuck:
+                stuck.setattr(Publisher, "_store", lambda *_: Receipt())
+                mine._keeper._timeout_seconds = mine._producer.timeout_seconds = 0.2
+                mine._keeper._watch()
+                reading = asyncio.ensure_future(read(subscription, 2**31))
+                publishing = asyncio.ensure_future(mine.publish("t", b"x"))
+                async with asyncio.timeout(SAFETY_NET_SECONDS):
+                    while not publishing.done():
+                        await client.emit("plant/1", b"busy")
+                with pytest.raises(RequestTimeoutError):
+                    await publishing
+            mine._keeper._timeout_seconds = mine._producer.timeout_seconds = SAFETY_NET_SECONDS
+            assert (await mine.publish("t", b"y")).offset == 0
+            assert subscription.resubscribed > 0
+            reading.cancel()
 
     with_bus(tmp_path, test)
 

@@ -133,7 +133,8 @@ class Link(asyncio.Protocol):
         fingerprint: the server's, from the handshake on.
         lost_error: why it ended; `None` while it lives.
         outstanding: answers that are still to come.
-        stalled_since: when (loop time, seconds) the server last sent data, or got the first request after that.
+        heard_at: when (loop time, seconds) the server last sent data, or got the first request after that.
+        answered_at: when the server last sent an answer, or got the first request after that.
         minor: the minor number of the server's version of jebp.
     """
 
@@ -148,7 +149,9 @@ class Link(asyncio.Protocol):
         self.fingerprint = ""
         self.lost_error: ClientError | None = None
         self.outstanding = 0
-        self.stalled_since = 0.0
+        self.heard_at = 0.0
+        self.answered_at = 0.0
+        self._items_came = False  # since the last call of `stalled`
         self.sealer: Sealer
         self.minor = 0
         self._calls: dict[int, Receiver] = {}
@@ -185,7 +188,7 @@ class Link(asyncio.Protocol):
             pending.lost(self.lost_error)
             return
         if not self.outstanding:
-            self.stalled_since = self._loop.time()
+            self.heard_at = self.answered_at = self._loop.time()
         self.outstanding += count
         self._pending.append([count, pending])
         self._transport.write(frames)
@@ -285,6 +288,7 @@ class Link(asyncio.Protocol):
 
     def _receive_items(self, message: CallItems) -> None:
         calls = self._calls
+        self._items_came = True
         for number, kind, body in message.items:
             receiver = calls.get(number)
             if receiver is None:
@@ -310,6 +314,16 @@ class Link(asyncio.Protocol):
         if not future.done():
             future.set_result(None)
 
+    def stalled(self, now: float, seconds: float) -> bool:
+        """Return whether requests have had no answer for so long; called regularly.
+
+        Items of calls do not count: a busy subscription would hide that the server answers nothing. Other bytes do,
+        for they may be the beginning of a large answer over a slow connection.
+        """
+        items_came, self._items_came = self._items_came, False
+        since = self.answered_at if items_came else self.heard_at
+        return self.outstanding > 0 and now - since >= seconds
+
     def check_calls(self, now: float, idle_seconds: float) -> None:
         """End calls that have waited too long, and ask a silent server for a sign of life while calls are open."""
         if not self._calls or self.lost_error is not None:
@@ -319,7 +333,7 @@ class Link(asyncio.Protocol):
             receiver, self._calls[number] = self._calls[number], _NOBODY
             self._put(number, CANCEL, b"")
             receiver.lost(RequestTimeoutError("no answer in time; it may be done or not"))
-        if not self.outstanding and now - self.stalled_since >= idle_seconds:
+        if not self.outstanding and now - self.heard_at >= idle_seconds:
             self.call(_PROBE)
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -342,7 +356,7 @@ class Link(asyncio.Protocol):
         self._loop.call_later(GREETING_SECONDS, self._expect_greeting)
 
     def _expect_greeting(self) -> None:
-        if not self.stalled_since and self.lost_error is None:
+        if not self.heard_at and self.lost_error is None:
             silence = f"the server took the connection and said nothing for {GREETING_SECONDS:g} s"
             self.abort(ConnectionLostError(f"{silence}: {WRONG_PORT}"))
 
@@ -350,7 +364,7 @@ class Link(asyncio.Protocol):
         """Handle one chunk as one batch."""
         if self.lost_error is not None:
             return
-        self.stalled_since = self._loop.time()
+        self.heard_at = self._loop.time()
         try:
             decoder = self._decoder
             if decoder is None:
@@ -405,6 +419,7 @@ class Link(asyncio.Protocol):
     def _hand_out(self, responses: list[Response]) -> None:
         pending, count, at = self._pending, len(responses), 0
         self.outstanding -= count
+        self.answered_at = self.heard_at
         while at < count:
             if not pending:
                 raise RemoteProtocolError("the server sent more answers than there were requests")

@@ -66,7 +66,7 @@ class Batch:
     `done` gets their place, or the error.
     """
 
-    __slots__ = ("count", "data", "done", "partition", "queue", "repeated_since", "sent_at", "sequence")
+    __slots__ = ("count", "data", "done", "partition", "queue", "repeated_since", "sent_at", "sequence", "submitted_at")
 
     def __init__(self, queue: "TopicQueue", partition: int, data: Data, count: int, done: Waiter) -> None:
         self.queue = queue
@@ -75,6 +75,7 @@ class Batch:
         self.count = count
         self.done = done
         self.sequence = -1
+        self.submitted_at = 0.0
         self.sent_at = 0.0
         self.repeated_since = 0.0
 
@@ -120,8 +121,9 @@ class TopicQueue:
 
     def submit(self, batch: Batch) -> None:
         """Add a batch; without a connection its time begins at once."""
+        batch.submitted_at = self._producer.now()
         if self._producer.link is None:
-            batch.sent_at = self._producer.now()
+            batch.sent_at = batch.submitted_at
         self._queue.append(batch)
         self.pump()
 
@@ -148,6 +150,7 @@ class TopicQueue:
         # Read first: a broken answer ends the connection, and the batch must then still be among those on the way.
         place = decode_numbers(RecordsCreated, response.content) if is_success(response.status) else None
         self._in_flight.popleft()
+        self._producer.answered_at = self._producer.now()
         if place is not None:
             self._known, self._hole, self._warned = True, False, False
             self._pause_seconds = 0.0
@@ -239,6 +242,7 @@ class Producer:
         held_bytes: of batches that are not answered yet.
         acknowledged: records that the server has stored, as safely as their topic promises.
         submitted: records that were handed in.
+        answered_at: when the server last answered a batch.
     """
 
     def __init__(self, now: Callable[[], float], *, in_flight_bytes_max: int, timeout_seconds: float) -> None:
@@ -249,6 +253,7 @@ class Producer:
         self.held_bytes = 0
         self.acknowledged = 0
         self.submitted = 0
+        self.answered_at = 0.0
         self.closed: ClientError | None = ClientClosedError("the client is not connected: use 'async with'")
         self._loop: asyncio.AbstractEventLoop
         self._producer_id = _new_producer_id()
@@ -339,11 +344,11 @@ class Producer:
     def disconnected(self) -> None:
         """Keep the batches in flight for the next connection."""
         self.link = None
-        now = self.now()
         for queue in self._queues.values():
             queue.disconnected()
             for batch in queue.outstanding():
-                batch.sent_at = batch.sent_at or now  # its time runs while nothing can be sent
+                # Its time runs while nothing can be sent, and did while the server answered no batch before it.
+                batch.sent_at = batch.sent_at or max(batch.submitted_at, self.answered_at)
 
     def expire(self, lost: ClientError | None) -> None:
         """Drop batches without an answer for too long although they were sent again; called regularly.

@@ -187,7 +187,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         self._watch_timer = loop.call_later(min(self._timeout_seconds / 4, _WATCH_SECONDS_MAX), self._watch)
         link, seconds = self.link, self._timeout_seconds
-        if link is not None and link.outstanding and loop.time() - link.stalled_since >= seconds:
+        if link is not None and link.stalled(loop.time(), seconds):
             link.abort(RequestTimeoutError(f"the server gave no answer for {seconds:g} s"))
         elif link is not None:
             link.check_calls(loop.time(), seconds / 2)
