@@ -32,7 +32,9 @@ from babelbus.protocols.jebp.status import Answers, Outcome
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES = 3 + TAG_BYTES + 15
-"""Bytes of a small request with one record beside the name of the topic and the payload."""
+"""Bytes of a request with one record, beside the name of the topic and the payload, if its length is one byte."""
+SHORT_BYTES_MAX = 255 + 3
+"""A longer request has a length of two bytes; none in a batch has one of three."""
 RESPONSE_BYTES = 3 + TAG_BYTES + 2
 
 
@@ -127,7 +129,8 @@ class Batches:
             return Receipt.refused(StorageError("the server failed; its log says why"))
         each = REQUEST_BYTES + len(batch.topic)
         for connection, (start, end) in zip(group.connections, ranges, strict=True):
-            connection.count_received(sum(map(len, batch.payloads[start:end])) + each * (end - start))
+            sizes = [each + len(payload) for payload in batch.payloads[start:end]]
+            connection.count_received(sum(sizes) + sum([size > SHORT_BYTES_MAX for size in sizes]))
         return receipt
 
     def _pass(self, linked: Linked, batch: ClientBatch, start: int, end: int) -> None:
