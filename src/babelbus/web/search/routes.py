@@ -247,7 +247,7 @@ class Search:
                 outcome = await self._searcher.run(self._task(part, min(end, part.next_offset)), part.file)
                 if not outcome.fault:
                     following = outcome.offset
-                    if outcome.position < part.end:
+                    if outcome.position < part.end and following < part.next_offset:
                         self._part = partition, part._replace(position=outcome.position, offset=following)
                     else:
                         following = max(following, part.next_offset)
