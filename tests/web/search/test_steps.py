@@ -1,16 +1,19 @@
 """A search over a real log, step by step in this process: blocks, gaps, bounds and damage hide no record from it."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
+from babelbus.records.format import CorruptRecordError
 from babelbus.records.record import Record
 from babelbus.storage.contract import Chunk, LogSettings, Shared
 from babelbus.storage.disk.log import Log
@@ -177,3 +180,40 @@ def test_bytes_behind_the_last_record_of_a_segment_do_not_hold_a_search_up(tmp_p
     found, told = search(log, NEEDLE)
     assert (found, told.records, told.why) == ([5, 8_999], 9_000, "end")
     log.close()
+
+
+@pytest.mark.parametrize("with_blocks", [True, False])
+@pytest.mark.parametrize("number", [7, 1_023, 1_024, 1_025])
+@pytest.mark.parametrize("changed", [0, 2_400, 2**40])
+def test_a_changed_offset_hides_no_record_beside_it(
+    tmp_path: Path, number: int, changed: int, with_blocks: bool
+) -> None:
+    log = open_log(tmp_path, LogSettings())
+    fill(log, 2_500, needles=set(range(2_500)))
+    shared = log.share(number)
+    assert shared is not None
+    os.close(shared.file)
+    with next(tmp_path.glob("*.log")).open("r+b") as file:
+        file.seek(shared.position)
+        file.write(changed.to_bytes(8))
+    readable = readable_of(log)
+    assert len(readable) > 1_000
+    for one in (number - 1, number + 1):
+        found, _ = search(log, f'payload contains "needle {one}."', with_blocks=with_blocks)
+        assert (one in found) == (one in readable)
+    assert search(log, NEEDLE, with_blocks=with_blocks)[0] == readable
+    log.close()
+
+
+def readable_of(log: Log) -> list[int]:
+    """Return the offsets of the records that readers get."""
+    offset, found = 0, list[int]()
+    while offset < log.next_offset:
+        try:
+            chunk = log.read(offset, 2**20)
+        except CorruptRecordError:
+            offset += 1
+            continue
+        found += range(chunk.base_offset, chunk.next_offset)
+        offset = chunk.next_offset
+    return found

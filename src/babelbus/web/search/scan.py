@@ -6,6 +6,7 @@ from typing import NamedTuple
 from babelbus.arrays import I64, np
 from babelbus.records.columns import decode_columns, find_positions, iterate
 from babelbus.records.fields import offsets_at, timestamps_at
+from babelbus.records.format import CorruptRecordError
 from babelbus.web.search.matching import Filter, Needle
 
 ROWS_AT_ONCE = 500
@@ -26,12 +27,14 @@ def scan(data: bytes, wanted: Filter, offset: int, end_offset: int, count: int) 
     """Return up to `count` matches among the whole records at the beginning of `data`, between two offsets.
 
     Raises:
-        CorruptRecordError: the inner lengths of a record do not add up.
+        CorruptRecordError: the inner lengths of a record do not add up, or offsets do not rise.
     """
     positions, stop = find_positions(data, 0, len(data))
     if not len(positions):
         return Scanned([], 0, 0, offset, 0)
     offsets = offsets_at(data, positions)
+    if (offsets[1:] <= offsets[:-1]).any():
+        raise CorruptRecordError(0, "offsets do not rise")
     first, last = (int(place) for place in np.searchsorted(offsets, (offset, end_offset)))
     rows = _candidates(data, positions, wanted, first, last)
     hits: list[int] = []

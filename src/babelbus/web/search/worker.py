@@ -90,6 +90,8 @@ def _search(
         found = _pass(task, wanted, pace, read, position, stop, offset) if is_block else None
         if found is None:
             data = read(min(size, stop - position), position)
+            if position > task.position and len(data) >= RECORD_BYTES_MIN and offset_of(data) < offset:
+                raise CorruptRecordError(position, "offsets do not rise")
             found = scan(data, wanted, offset, task.end_offset, task.count - len(hits))
             pace.rest()
             if not found.size_bytes:
