@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -701,3 +702,55 @@ def test_a_value_that_no_record_can_have_costs_no_other_record(tmp_path: Path) -
         await asyncio.to_thread(work)
 
     with_bus(tmp_path, test)
+
+
+def test_a_client_without_a_connection_raises_a_new_error_with_its_own_traceback_each_time(tmp_path: Path) -> None:
+    async def send(client: Client) -> None:
+        client.send("t", b"x")
+
+    async def check(bus: Bus, client: Client) -> None:
+        mine = bus.client(reconnect=False)
+        await mine.__aenter__()
+        link = mine._keeper.link
+        assert link is not None
+        waiting = [asyncio.create_task(mine.create_topic(f"t{number}")) for number in range(2)]
+        waiting += [asyncio.create_task(mine.topics.remove("t")) for _ in range(2)]
+        await asyncio.sleep(0)
+        link.abort(ConnectionLostError("cut off"))
+        await asyncio.gather(*waiting, return_exceptions=True)
+        calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
+            lambda: mine.publish("t", b"x"),
+            lambda: mine.publish_many("t", [b"x"]),
+            lambda: mine.fetch("t"),
+            lambda: mine.emit("t", b"x"),
+            lambda: mine.create_topic("u"),
+            lambda: send(mine),
+        ]
+        for call in calls:
+            errors: list[ConnectionLostError] = []
+            for _ in range(3):
+                with pytest.raises(ConnectionLostError, match="cut off") as raised:
+                    await call()
+                errors.append(raised.value)
+            assert len(set(map(id, errors))) == 3
+            assert len({len(traceback.extract_tb(error.__traceback__)) for error in errors}) == 1
+        for kept in (mine._keeper.dead, mine._producer.closed, link.lost_error):
+            assert kept is not None
+            assert kept.__traceback__ is None
+        await mine.close()
+
+    with_bus(tmp_path, check)
+
+
+def test_waiting_publishers_of_a_client_that_is_closed_get_an_error_each(tmp_path: Path) -> None:
+    async def check(bus: Bus, client: Client) -> None:
+        mine = bus.client()
+        await mine.__aenter__()
+        publishing = [asyncio.ensure_future(mine.publish("t", b"x")) for _ in range(3)]
+        await asyncio.sleep(0)
+        await mine.close()
+        errors = await asyncio.gather(*publishing, return_exceptions=True)
+        assert [type(error) for error in errors] == [ClientClosedError] * 3
+        assert len(set(map(id, errors))) == 3
+
+    with_bus(tmp_path, check)

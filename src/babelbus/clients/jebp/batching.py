@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import msgspec
 
-from babelbus.clients.jebp.errors import RequestError
+from babelbus.clients.jebp.errors import RequestError, copy_error
 from babelbus.clients.jebp.producer import BATCH_RECORDS_MAX, Producer, Published
 from babelbus.clock import Clock
 from babelbus.errors import BabelbusError, LocalProtocolError
@@ -80,7 +80,7 @@ class _Turn:
             return
         for future in self.futures:
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(copy_error(error) if isinstance(error, BabelbusError) else error)
 
 
 class Batcher:
@@ -111,7 +111,7 @@ class Batcher:
             InvalidRecordError, ClientError: the record cannot be sent.
         """
         if self._producer.closed is not None:
-            raise self._producer.closed
+            raise copy_error(self._producer.closed)
         check_record(record)
         place = (topic, partition)
         if place in self._open:
@@ -169,7 +169,7 @@ class Batcher:
             InvalidRecordError, ClientError: the record cannot be sent.
         """
         if self._producer.closed is not None:
-            raise self._producer.closed
+            raise copy_error(self._producer.closed)
         if timestamp < 0:
             raise InvalidRecordError(f"a record's time is {timestamp} ms, it must not be negative")
         check_bytes(payload, key)

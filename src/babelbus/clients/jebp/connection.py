@@ -17,6 +17,7 @@ from babelbus.clients.jebp.errors import (
     NotAuthorisedError,
     RequestTimeoutError,
     UntrustedServerError,
+    copy_error,
 )
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.jebp.box import Sealer
@@ -185,7 +186,7 @@ class Link(asyncio.Protocol):
     def send(self, frames: bytes | bytearray, count: int, pending: Pending) -> None:
         """Write sealed requests (by `sealer`, in its order); `pending` gets their `count` answers, or the loss."""
         if self.lost_error is not None:
-            pending.lost(self.lost_error)
+            pending.lost(copy_error(self.lost_error))
             return
         if not self.outstanding:
             self.heard_at = self.answered_at = self._loop.time()
@@ -202,7 +203,7 @@ class Link(asyncio.Protocol):
         """
         call = Call(len(contents), self._loop)
         if self.lost_error is not None:
-            call.lost(self.lost_error)
+            call.lost(copy_error(self.lost_error))
         else:
             self.send(self.sealer.seal_many(contents), len(contents), call)
         return call.future
@@ -228,7 +229,7 @@ class Link(asyncio.Protocol):
             LocalProtocolError: the body is over the frame limit.
         """
         if self.lost_error is not None:
-            receiver.lost(self.lost_error)
+            receiver.lost(copy_error(self.lost_error))
             return -1
         self._check_size(body)
         number = self._number
@@ -452,10 +453,10 @@ class Link(asyncio.Protocol):
         self.outstanding = 0
         waiting, self._pending = self._pending, deque()
         for _, pending in waiting:
-            pending.lost(error)
+            pending.lost(copy_error(error))
         calls, self._calls = self._calls, {}
         for receiver in calls.values():
-            receiver.lost(error)
+            receiver.lost(copy_error(error))
         while self._waiting_for_room:
             self._wake_one()
         probe = self._probe.future

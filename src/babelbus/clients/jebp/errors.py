@@ -4,9 +4,11 @@ No connection, a refusal, and an unknown outcome are different cases for a calle
 may be tried again, the second not, and the third needs a decision.
 """
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from babelbus.errors import BabelbusError
+
+E = TypeVar("E", bound=BabelbusError)
 
 
 class ClientError(BabelbusError):
@@ -46,6 +48,18 @@ class UntrustedServerError(ClientError):
     def __init__(self, fingerprint: str, expected: str) -> None:
         super().__init__(f"the server's fingerprint is {fingerprint}, expected was {expected}")
         self.fingerprint, self.expected = fingerprint, expected
+
+
+def copy_error(error: E) -> E:
+    """Return a copy of an error to raise: an error that is kept and raised again gets a longer traceback each time.
+
+    The traceback holds the frames of every caller and their variables, so a kept error would hold them for good.
+    """
+    kind = type(error)
+    copy = kind.__new__(kind, *error.args)  # not by `__init__`, whose arguments differ
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    return copy
 
 
 def is_loss(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from babelbus.clients.jebp.errors import (
     RequestError,
     RequestTimeoutError,
     UnsupportedByServerError,
+    copy_error,
 )
 from babelbus.clients.jebp.requests import UNKNOWN_COMMAND_STATUS
 from babelbus.errors import BabelbusError, LocalProtocolError
@@ -232,7 +233,7 @@ class TopicQueue:
         self._again.clear()
         for batch in batches:
             self._hole = True
-            self._producer.finish(batch, None, error)
+            self._producer.finish(batch, None, copy_error(error))
 
 
 class Producer:
@@ -286,7 +287,7 @@ class Producer:
             ClientError: the client is closed or has lost its connection for good.
         """
         if self.closed is not None:
-            raise self.closed
+            raise copy_error(self.closed)
         if len(data) > FRAME_BYTES_MAX - _HEAD_BYTES_MAX:
             raise LocalProtocolError(f"batch of {len(data)} bytes, limit {FRAME_BYTES_MAX - _HEAD_BYTES_MAX}")
         queue = self._queues.get(topic)

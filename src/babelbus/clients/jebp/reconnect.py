@@ -12,6 +12,7 @@ from babelbus.clients.jebp.errors import (
     ConnectionLostError,
     RequestTimeoutError,
     UntrustedServerError,
+    copy_error,
 )
 from babelbus.clients.jebp.producer import Producer
 from babelbus.protocols.jebp.handshake import TIMEOUT_SECONDS
@@ -108,7 +109,7 @@ class Keeper:
         link = self._link_now()
         if link is None:
             assert self.dead is not None
-            raise self.dead
+            raise copy_error(self.dead)
         return link
 
     def _link_now(self) -> Link | None:
