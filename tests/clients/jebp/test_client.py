@@ -43,6 +43,7 @@ from babelbus.core.access import SERVER
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.server import connections_of
 
 PAYLOADS = [b"%05d" % number for number in range(5_000)]
 PATIENT: dict[str, Any] = {"request_timeout_seconds": SAFETY_NET_SECONDS}
@@ -754,3 +755,61 @@ def test_waiting_publishers_of_a_client_that_is_closed_get_an_error_each(tmp_pat
         assert len(set(map(id, errors))) == 3
 
     with_bus(tmp_path, check)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16, 32, 64])
+def test_a_client_that_is_closed_while_it_connects_ends_and_leaves_nothing_behind(tmp_path: Path, turns: int) -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def check(bus: Bus, client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        tasks, connections = asyncio.all_tasks(), set(connections_of(bus.server))
+        mine = bus.client()
+        entering = asyncio.create_task(mine.__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        entered = entering.done()
+        await mine.close()
+        if not entered:
+            with pytest.raises(ClientClosedError, match="the client was closed"):
+                await entering
+        assert not mine.connected
+        with pytest.raises(ClientClosedError):
+            await mine.publish("t", b"x")
+        with pytest.raises(ClientClosedError, match="the client was closed"):
+            await mine.__aenter__()
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            while not set(connections_of(bus.server)) <= connections:  # noqa: ASYNC110  # it has no event of its own
+                await asyncio.sleep(0)
+        assert asyncio.all_tasks() <= tasks
+
+    with_bus(tmp_path, check)
+    assert complaints == []
+
+
+def test_a_client_that_is_closed_before_a_silent_server_has_greeted_ends_at_once() -> None:
+    async def check() -> None:
+        greeted = asyncio.Event()
+
+        async def never_greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            greeted.set()
+            assert await reader.read() == b""
+            writer.close()
+
+        server = await asyncio.start_server(never_greet, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = Client(address, identity=Identity.generate(), **PATIENT)
+        entering = asyncio.create_task(client.__aenter__())
+        await greeted.wait()
+        async with asyncio.timeout(SAFETY_NET_SECONDS / 2):
+            closing = asyncio.create_task(client.close())
+            for _ in range(2):
+                await asyncio.sleep(0)
+            await client.close()  # while the other one ends `entering`
+            await closing
+            with pytest.raises(ClientClosedError):
+                await entering
+        server.close()
+
+    asyncio.run(check())

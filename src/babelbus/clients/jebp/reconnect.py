@@ -57,6 +57,8 @@ class Keeper:
         self._reconnect_seconds_max = reconnect_seconds_max
         self._lost: ClientError | None = None  # why there is no connection now
         self._entered = False
+        self._opening: asyncio.Timeout | None = None
+        self._opened = asyncio.Event()  # or failed to
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order
         self._reconnecting: asyncio.Task[None] | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -68,22 +70,47 @@ class Keeper:
 
     async def open(self) -> None:
         """Connect for the first time; see `Client.__aenter__` for the errors."""
+        if self.dead is not None:
+            raise self._death()
         if self._entered:
             raise ClientClosedError("a client can be entered once")
         self._entered = True
-        link = await self._connect()
+        try:
+            async with asyncio.timeout(None) as self._opening:  # `close` ends it
+                link = await self._connect()
+        except TimeoutError:
+            raise self._death() from None
+        finally:
+            self._opening = None
+            self._opened.set()
+        self._begin(link)
+
+    def _begin(self, link: Link) -> None:
+        """Start with the first connection, unless the client was closed in the moment between."""
+        if self.dead is not None:
+            link.close(self.dead)
+            raise self._death()
         self._producer.open()
         self._connected(link)
         self._watch()
 
     async def close(self) -> None:
-        """Disconnect; waiting requests raise `ClientClosedError`."""
+        """Disconnect; waiting requests raise `ClientClosedError`, and so does `open` in another task."""
         self._die(ClientClosedError("the client was closed"))
+        if self._opening is not None:
+            if not self._opening.expired():
+                self._opening.reschedule(asyncio.get_running_loop().time())
+            await self._opened.wait()
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reconnecting
         await asyncio.sleep(0)  # the transport closes in the loop's next turn
+
+    def _death(self) -> ClientError:
+        """Return the error to raise when there will be no connection any more."""
+        assert self.dead is not None
+        return copy_error(self.dead)
 
     async def get(self, timeout_seconds: float | None) -> Link:
         """Return the connection; wait for a new one this long (`None`: as long as it takes) if it is lost just now.
@@ -108,8 +135,7 @@ class Keeper:
             raise ConnectionLostError(f"no connection to {self._address}: {self._lost}") from self._lost
         link = self._link_now()
         if link is None:
-            assert self.dead is not None
-            raise copy_error(self.dead)
+            raise self._death()
         return link
 
     def _link_now(self) -> Link | None:
