@@ -466,13 +466,15 @@ async def test_a_fetch_waits_for_a_record_its_time_or_the_end_of_the_topic(tmp_p
             await task
 
 
+@pytest.mark.parametrize("bytes_max", [2**16, 2**24])
 @in_loop
-async def test_nothing_waits_for_a_client_that_is_gone(tmp_path: Path) -> None:
+async def test_nothing_waits_for_a_client_that_is_gone(tmp_path: Path, bytes_max: int) -> None:
     async with serving(tmp_path) as server:
         topic = await server.broker.create_topic("t", principal=SERVER)
         async with client_of(server, tmp_path) as client:
-            task = asyncio.create_task(client.fetch_partition("t", 0, wait_seconds=60))
+            task = asyncio.create_task(client.fetch_partition("t", 0, bytes_max=bytes_max, wait_seconds=60))
             await until(lambda: topic.partitions[0]._watchers)
+            assert not any(connection._paused for connection in connections_of(server))  # it sees the end
             task.cancel()
         await until(lambda: not sessions_of(server))
         assert not topic.partitions[0]._watchers

@@ -405,7 +405,11 @@ class Session(contract.Session):
         elif isinstance(request, TellPositions):
             self._answer_read(Work(tell_positions(request, broker, client, bytes_max)), bytes_max)
         else:
-            self._answer_read(Work(self._fetch_partition(request, client)), min(request.bytes_max, bytes_max))
+            weight = min(request.bytes_max, bytes_max)
+            if request.wait_ms:
+                # One that waits must not fill the outbox: while nothing is read, a client that goes is not noticed.
+                weight = min(weight, self._outbox.bytes_max // 2)
+            self._answer_read(Work(self._fetch_partition(request, client)), weight)
 
     async def _fetch_partition(self, request: FetchPartition, client: Client) -> Said:
         broker = self._broker
