@@ -1,4 +1,4 @@
-"""Questions that a responder of EventMesh does not get, because its client reads too slowly or its webhook fails."""
+"""Questions that no responder of EventMesh gets or takes, and how long requests wait at most."""
 
 import json
 import socket
@@ -12,6 +12,8 @@ import pytest
 
 from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.core.access import SERVER
+from babelbus.core.request import Question, Reply
+from babelbus.core.subject import exactly
 from babelbus.protocols.eventmesh.webhooks import PUSH_BYTES
 from tests.protocols.eventmesh.test_bad_webhooks import peer
 from tests.protocols.eventmesh.test_grpc import Events, Legacy, Package
@@ -37,8 +39,8 @@ def serving(folder: Path, **settings: object) -> Iterator[tuple[LiveServer, Http
         yield live, requester
 
 
-def ask(client: HttpClient, topic: str) -> None:
-    form = urlencode({"producergroup": "P", "topic": topic, "content": "?", "ttl": FOREVER_MS}).encode()
+def ask(client: HttpClient, topic: str, ttl: str = FOREVER_MS) -> None:
+    form = urlencode({"producergroup": "P", "topic": topic, "content": "?", "ttl": ttl}).encode()
     client.send(request_of("POST", "/", form, code="101"))
 
 
@@ -120,3 +122,33 @@ def test_a_requester_is_told_when_the_webhook_does_not_take_the_question(live: L
         subscribe(web, hook, "refused", "g", kind="SYNC")
         ask(web, "refused")
         assert b"have failed" in web.next().body
+
+
+@pytest.mark.parametrize("ttl", ["1e15", "86400001", "1e300"])
+@pytest.mark.parametrize("client", ["tcp", "http", "java", "go", "events"])
+def test_no_request_waits_longer_than_a_day(live: LiveServer, web: HttpClient, client: str, ttl: str) -> None:
+    questions: list[Question] = []
+    broker = live.server.broker
+    responder = live.call(lambda: broker.responders.add(exactly("day"), questions.append, principal=SERVER))
+    with (
+        MeshClient(live.server.addresses["eventmesh-tcp"]).hello() as tcp,
+        grpc.insecure_channel(live.server.addresses["eventmesh-grpc"]) as channel,
+    ):
+        if client == "tcp":
+            tcp.send("REQUEST_TO_SERVER", {"topic": "day", "body": "?", "properties": {"ttl": ttl}})
+        elif client == "http":
+            ask(web, "day", ttl)
+        else:
+            package = Events(channel) if client == "events" else Legacy(channel)
+            message = package.publication("day", "?")
+            if client == "events":
+                message.attributes["ttl"].ce_string = ttl
+            else:
+                message.ttl, message.header.language = ttl, client.upper()
+            call = package._method("requestReply").future(message)  # cancels itself when it is forgotten
+        live.until(lambda: len(questions) == 1)
+        assert live.call(lambda: broker.responders.seconds_left(questions[0])) <= 24 * 3600
+        live.call(lambda: broker.respond(questions[0].key, Reply(b"!")))
+        if client in ("java", "go", "events"):
+            assert package.text(call.result()) == "!"
+        live.call(lambda: broker.responders.remove(responder))

@@ -26,6 +26,7 @@ from babelbus.protocols.eventmesh.records import (
     make_cloud_event,
     make_event,
     read_cloud_event,
+    read_ttl,
     text_body,
 )
 from babelbus.protocols.eventmesh.stubs import cloudevents_pb2, legacy_pb2
@@ -157,14 +158,6 @@ def _need(values: Mapping[str, str], *names: str) -> None:
             raise RefusedError(BODY_ERROR, f"{name} is missing")
 
 
-def _read_ttl(text: str, *, in_seconds: bool = False) -> float:
-    try:
-        ttl = float(text) * (1000 if in_seconds else 1)
-    except ValueError:
-        return TTL_MS
-    return ttl if 0 < ttl < float("inf") else TTL_MS
-
-
 class LegacyDialect(Dialect):
     """Package `eventmesh.common.protocol.grpc`: servers up to 1.8, and Go of every version (7)."""
 
@@ -182,13 +175,13 @@ class LegacyDialect(Dialect):
         self, header: Any, group: str, topic: str, messages: Iterable[Any], source: str | None
     ) -> list[Published]:
         source, is_cloud_event = source or f"{PROTOCOL}:{group}", header.protocolType == CLOUD_EVENT
-        in_seconds = header.language.upper() == "GO"
+        unit_ms = 1000 if header.language.upper() == "GO" else 1
         found = []
         for message in messages:
             content, identifier, ttl = message.content, message.uniqueId, message.ttl
             if not content:
                 raise RefusedError(BODY_ERROR, "content is missing")
-            ttl_ms = _read_ttl(ttl, in_seconds=in_seconds)
+            ttl_ms = read_ttl(ttl, TTL_MS, unit_ms)
             try:
                 if is_cloud_event:
                     event, _ = read_cloud_event(content.encode(), source)
@@ -322,7 +315,7 @@ class EventsDialect(Dialect):
             raise RefusedError(BODY_ERROR, "data is missing")
         group = attributes["producergroup"]
         event = self._event(message, kind, attributes, source or f"{PROTOCOL}:{group}")
-        return Published(group, event, _read_ttl(attributes["ttl"]))
+        return Published(group, event, read_ttl(attributes["ttl"], TTL_MS))
 
     def read_batch(self, message: Any, source: str | None = None) -> list[Published]:
         """Read a CloudEventBatch."""

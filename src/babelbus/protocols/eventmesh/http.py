@@ -18,7 +18,7 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.calls import STOPPING, TargetRefusedError
-from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, read_ttl, without_correlation
+from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, without_correlation
 from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
@@ -26,6 +26,7 @@ from babelbus.protocols.eventmesh.records import (
     describe,
     make_event,
     read_cloud_event,
+    read_ttl,
     text_body,
     text_of,
 )
@@ -302,7 +303,7 @@ class WebSession(IdleSession):
     def _send_sync(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         event, properties = self._event(asked)
         group = asked.need("producergroup")
-        deadline = self._hub.clock.monotonic() + read_ttl(properties.get("ttl"), TTL_MS) / 1000
+        deadline = self._hub.deadline(read_ttl(properties.get("ttl"), TTL_MS))
         principal = asked.identity(group)
         subject = principal.absolute(event.subject)
         request = self._hub.broker.request(subject, event.payload, event.headers, deadline, principal)

@@ -34,6 +34,7 @@ from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.records.record import Headers
 
 TTL_MS_MAX = 24 * 3600 * 1000
+"""No request waits longer for its reply, whatever time to live its client names."""
 TTL_STEP_MS = 100
 TTL_NAMES = frozenset((b"ttl", b"ce_ttl"))
 GRPC_MARKS = frozenset((b"seqnum", b"ce_seqnum"))
@@ -55,15 +56,6 @@ def correlation(name: str) -> dict[str, str]:
 def without_correlation(headers: Headers) -> Headers:
     """Return the headers of a reply without what the server added to the question."""
     return tuple(pair for pair in headers if pair[0] not in _ADDED)
-
-
-def read_ttl(text: str | None, default_ms: float) -> float:
-    """Return a time to live in ms; one that is missing or makes no sense is the default (10)."""
-    try:
-        ttl = float(text or 0)
-    except ValueError:
-        return default_ms
-    return min(ttl, TTL_MS_MAX) if ttl > 0 else default_ms
 
 
 def _resolve(promise: Promise, receipt: Promise) -> None:
@@ -283,6 +275,10 @@ class Hub:
         return fresh
 
     # -- questions ---------------------------------------------------------------------------------------------------
+
+    def deadline(self, ttl_ms: float) -> float:
+        """Return until when a request with a time to live waits for its reply."""
+        return self.clock.monotonic() + min(ttl_ms, TTL_MS_MAX) / 1000
 
     def remember(self, question: Question, principal: Identity) -> str:
         """Return the id under which a responder answers a question; while the gate is on, the principal alone may."""

@@ -129,7 +129,7 @@ class Methods:
         try:
             asked = dialect.read_publication(message, None if principal is None else principal.source)
             event = asked.event
-            deadline = hub.clock.monotonic() + asked.ttl_ms / 1000
+            deadline = hub.deadline(asked.ttl_ms)
             identity = principal or Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
             subject = identity.absolute(event.subject)
             request = hub.broker.request(subject, event.payload, event.headers, deadline, identity)

@@ -18,6 +18,7 @@ Left out are the topic and the publisher's credentials and place (specification,
 
 import base64
 import binascii
+import math
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -60,6 +61,15 @@ _NO_HEADERS: Final[dict[str, Any]] = {}
 
 class InvalidMessageError(BabelbusError):
     """A message cannot be published; the answer carries the text."""
+
+
+def read_ttl(text: str | None, default_ms: float, unit_ms: float = 1) -> float:
+    """Return a time to live in ms; one that is missing or makes no sense is the default (10)."""
+    try:
+        ttl = float(text or 0) * unit_ms
+    except ValueError:
+        return default_ms
+    return ttl if 0 < ttl < math.inf else default_ms
 
 
 def text_of(value: object) -> str:

@@ -31,9 +31,16 @@ from babelbus.protocols.eventmesh.frames import (
     encode_frame,
     encode_head,
 )
-from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, read_ttl, without_correlation
+from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
-from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError, encode_body, flavour_of, read_message
+from babelbus.protocols.eventmesh.records import (
+    FLAVOUR,
+    InvalidMessageError,
+    encode_body,
+    flavour_of,
+    read_message,
+    read_ttl,
+)
 from babelbus.protocols.eventmesh.subscriptions import Subscribed
 from babelbus.records.record import Headers
 
@@ -391,7 +398,7 @@ class Session(contract.Session):
         except InvalidMessageError as error:
             log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
             return
-        deadline = self._hub.clock.monotonic() + read_ttl(named.get("ttl"), TTL_MS) / 1000
+        deadline = self._hub.deadline(read_ttl(named.get("ttl"), TTL_MS))
         identity = self._identity
         subject = identity.absolute(event.subject)
         request = self._hub.broker.request(subject, event.payload, event.headers, deadline, identity)
