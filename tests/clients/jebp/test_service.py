@@ -23,7 +23,12 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import service
 from babelbus.clients.jebp.consumer import Consumer
+from babelbus.core.request import TooManyRequestsError
+from babelbus.errors import BabelbusError, StorageError
+from babelbus.protocols.jebp.calls import methods
+from babelbus.protocols.jebp.calls.call import Call
 from tests.clients.jebp.test_client import PAYLOADS, Bus, patient, with_bus
+from tests.support.bus import SAFETY_NET_SECONDS
 
 __all__ = ["patient"]  # the fixture, for this module too
 START: dict[str, Any] = {"start": "beginning"}
@@ -273,5 +278,50 @@ def test_a_full_disk_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert joins == 4
+
+    with_bus(tmp_path, test)
+
+
+@pytest.mark.parametrize("method", ["respond", "consume"])
+@pytest.mark.parametrize("error", [StorageError("the disk is full"), TooManyRequestsError("too many")])
+def test_a_stream_that_the_server_ends_for_a_temporary_trouble_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: BabelbusError
+) -> None:
+    monkeypatch.setattr(service, "PAUSE_SECONDS_MIN", 0.001)
+    calls: list[Call] = []
+    answer = methods.METHODS[method].answer
+
+    def keep(call: Call, parameters: Any) -> Any:
+        calls.append(call)
+        return answer(call, parameters)
+
+    monkeypatch.setattr(methods.METHODS[method], "answer", keep)
+
+    async def test(bus: Bus, client: Client) -> None:
+        handled = asyncio.Event()
+
+        @client.responder("calc/double")
+        async def double(question: Question) -> bytes:
+            handled.set()
+            return b"42"
+
+        @client.subscriber("t", "g", **START)
+        async def handle(message: Message) -> None:
+            handled.set()
+
+        running = asyncio.create_task(client.run(signals=False))
+        async with bus.client() as other, asyncio.timeout(SAFETY_NET_SECONDS):
+            for count in (1, 2):
+                while len(calls) < count or calls[-1].stream is None:
+                    await other.positions(["t"])
+                handled.clear()
+                if method == "respond":
+                    assert (await other.request("calc/double")).payload == b"42"
+                else:
+                    await other.publish("t", b"x")
+                await handled.wait()
+                calls[-1].fail(error)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     with_bus(tmp_path, test)

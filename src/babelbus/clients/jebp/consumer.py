@@ -16,7 +16,7 @@ from typing import Literal, Self
 import msgspec
 
 from babelbus.clients.jebp.calls import Calls
-from babelbus.clients.jebp.errors import ClientError, ConnectionLostError, is_loss
+from babelbus.clients.jebp.errors import TEMPORARY_ERRORS, ClientError, ConnectionLostError, is_loss
 from babelbus.clients.jebp.messages import SOON, Delivery, Holder, Membership, Message
 from babelbus.errors import LocalProtocolError
 from babelbus.protocols.jebp.call_messages import Consume
@@ -172,7 +172,7 @@ class Consumer:
         self._membership = None
         self._messages = self._rest = iter(())
         if not (is_loss(error) and self._calls.resends):
-            self._left = True
+            self._left = not isinstance(error, TEMPORARY_ERRORS)  # else the next message joins again
             raise error
         self.rejoined += 1
         log.info("group %r of topic %r: %s; joining again", self.group, self.topic, error)

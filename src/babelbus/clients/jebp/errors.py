@@ -166,6 +166,10 @@ class ServerDiskError(RequestError):
     retriable = True
 
 
+TEMPORARY_ERRORS = (ServerDiskError, QuotaError)
+"""After these a stream may be opened again a little later."""
+
+
 class GoneError(RequestError):
     """The object of the call has ended: the group or topic was removed, or the requester has left."""
 

@@ -5,7 +5,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Self
 
 from babelbus.clients.jebp.calls import Calls, Stream
-from babelbus.clients.jebp.errors import is_loss
+from babelbus.clients.jebp.errors import TEMPORARY_ERRORS, is_loss
 
 if TYPE_CHECKING:
     from babelbus.protocols.jebp.messages import Data
@@ -103,7 +103,7 @@ class LastingStream:
             return
         self._stream = None
         if not (is_loss(error) and self._calls.resends):
-            self._closed = True
+            self._closed = not isinstance(error, TEMPORARY_ERRORS)  # else the next item opens the stream again
             raise error
         self.opened_again += 1
         log.info("%s: %s; beginning again", self._name, error)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from babelbus.clients.jebp.consumer import Consumer
-from babelbus.clients.jebp.errors import QuotaError, ServerDiskError
+from babelbus.clients.jebp.errors import TEMPORARY_ERRORS
 from babelbus.clients.jebp.messages import EXTEND_SECONDS_MAX, Message
 from babelbus.clients.jebp.respond import Question, Responder
 from babelbus.protocols.jebp.call_messages import Reply
@@ -64,7 +64,7 @@ class Service(ABC):
             except asyncio.CancelledError:
                 if not self._stopping.is_set():
                     raise
-            except (ServerDiskError, QuotaError) as error:
+            except TEMPORARY_ERRORS as error:
                 log.warning("%s: %s; trying again in %g s", self.name, error, pause)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
