@@ -327,7 +327,7 @@ class Connection(asyncio.Protocol):
         if self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
             self._run(session, session.resume)
-            if not (self._paused or self._eof or self._rest is not None or self._transport.is_closing()):
+            if not (self._paused or self._ended or self._eof or self._rest is not None or self._transport.is_closing()):
                 self._transport.resume_reading()
         if self._eof and not self.busy:
             self.close()

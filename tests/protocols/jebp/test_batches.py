@@ -24,7 +24,7 @@ from babelbus.protocols.jebp.service import JebpService
 from babelbus.protocols.jebp.status import answers
 from babelbus.storage.errors import DiskFullError
 from tests.access.house import House
-from tests.support.jebp import Caller, create, said, subscribe
+from tests.support.jebp import Caller, create, create_topic, said, subscribe
 from tests.support.server import LiveServer
 
 
@@ -135,6 +135,20 @@ def test_bytes_are_counted_as_without_a_front(house: House) -> None:
                 figures.append((after.received_bytes - before.received_bytes, after.sent_bytes - before.sent_bytes))
                 assert after.is_encrypted
     assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize("is_fronted", [False, True])
+def test_requests_that_were_put_off_are_answered_before_a_client_that_broke_the_protocol_is_closed(
+    house: House, is_fronted: bool
+) -> None:
+    name = f"walk/made-{is_fronted}"
+    house.grant("alice manage walk/#", "alice publish walk/#", "alice read walk/#")
+    with fronted(house) as front, Caller(front if is_fronted else house.address, house.alice.identity) as caller:
+        caller.connect()
+        requests = create_topic(name), create(name, b"x"), subscribe(name)  # the others wait for the topic
+        caller.socket.sendall(caller.wire.seal(requests) + b"broken")
+        assert [said(one) for one in caller.hear(3)] == ["a130", "a130", "a030"]
+        assert caller.is_closed()
 
 
 def test_a_stop_waits_for_the_answers_to_batches(house: House) -> None:

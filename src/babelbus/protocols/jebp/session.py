@@ -136,7 +136,11 @@ class Session(contract.Session):
             self._backlog.extend(requests)
         else:
             self._handle(requests)
-        if decoder.error is not None:
+        self._check(decoder)
+
+    def _check(self, decoder: ServerDecoder) -> None:
+        """Raise the error of a client that broke the protocol, once the requests in front of that are handled."""
+        if decoder.error is not None and not self._backlog:
             raise decoder.error
 
     def _shake(self, data: bytes) -> ServerDecoder | None:
@@ -258,6 +262,8 @@ class Session(contract.Session):
         requests = list(self._backlog)
         self._backlog.clear()
         self._handle(requests)
+        if self._decoder is not None:
+            self._check(self._decoder)
 
     def release(self) -> None:
         """Resume the streams: the outbox may have room again."""
