@@ -679,7 +679,9 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
     calls_max: Annotated[
         int, of("open calls and streams of all gRPC connections; further ones are refused", "count", ge=1)
     ] = 4000
-    subscriptions_max: Annotated[int, of("topics that one session may subscribe to", "count", ge=1)] = 10_000
+    subscriptions_max: Annotated[
+        int, of("topics that one session may subscribe to, and webhooks of one principal for topics", "count", ge=1)
+    ] = 10_000
     handshake_seconds: Annotated[
         float, of("a client that has not proved who it is after this time is closed", "seconds", gt=0)
     ] = 10.0

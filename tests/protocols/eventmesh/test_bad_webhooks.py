@@ -7,15 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlencode
 
+import grpc
 import msgspec
 import pytest
 
 from babelbus.client import BlockingClient
-from babelbus.config import EventmeshSettings
+from babelbus.config import EventmeshSettings, QuotaSettings
 from babelbus.core.access import SERVER
 from babelbus.protocols.eventmesh.calls import CONNECTIONS_MAX
 from babelbus.protocols.eventmesh.webhooks import Webhooks
+from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import Hook, ask, publish, subscribe
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
@@ -364,3 +367,51 @@ def test_deep_and_wrong_json_in_fields_is_answered(web: HttpClient) -> None:
         more = {"url": "http://a/", "consumerGroup": "g", "clientType": "SUB", "producerGroup": "P"}
         assert ask(web, code, {**more, name: deep})["retCode"] == 7
     assert web.ask("POST", "/eventmesh/topic/create", deep.encode()).status == 200
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def entries(live: LiveServer) -> list[tuple[str, str]]:
+    webhooks = live.server.services["eventmesh"].webhooks  # type: ignore[attr-defined]
+    return [(entry.topic, entry.url) for entry in live.call(webhooks.entries)]
+
+
+def test_webhooks_of_a_principal_have_a_limit(tmp_path: Path) -> None:
+    one, other = "http://127.0.0.1:1/a", "http://127.0.0.1:1/b"
+    with serving(tmp_path, webhook_consent=False, subscriptions_max=3) as (live, web):
+        assert [subscribe_url(web, one, topic, "g")["retCode"] for topic in ("a", "b")] == [0, 0]
+        fields = {"topic": json.dumps([{"topic": "c"}, {"topic": "d"}]), "url": one, "consumerGroup": "g"}
+        assert ask(web, "206", fields)["retCode"] == 19
+        assert live.server.broker.find_topic("c") is None
+        assert subscribe_url(web, other, "a", "g")["retCode"] == 0
+        assert subscribe_url(web, other, "b", "g")["retCode"] == 19
+        assert subscribe_url(web, one, "a", "g")["retCode"] == 0  # once more
+        with grpc.insecure_channel(live.server.addresses["eventmesh-grpc"]) as channel:
+            for package in (Legacy(channel), Events(channel)):
+                assert package.code(package.ask("subscribe", package.subscription("h", "a", url=one))) == "17"
+        assert sorted(entries(live)) == [("a", one), ("a", other), ("b", one)]
+        assert ask(web, "207", {"topic": '["a"]', "url": one, "consumerGroup": "g"})["retCode"] == 0
+        assert subscribe_url(web, other, "b", "g")["retCode"] == 0
+
+
+def test_a_webhook_that_a_quota_refuses_is_not_kept(tmp_path: Path) -> None:
+    made = EventmeshSettings(
+        tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8", webhook_consent=False
+    )
+    config = msgspec.structs.replace(configure(tmp_path, eventmesh=made), quotas=QuotaSettings(subscriptions=1))
+    with LiveServer(config) as live, HttpClient(live.server.addresses["eventmesh-http"]) as web:
+        url = "http://127.0.0.1:1/a"
+        assert subscribe_url(web, url, "a", "g")["retCode"] == 0
+        assert subscribe_url(web, url, "b", "g")["retCode"] == 23
+        assert entries(live) == [("a", url)]
+
+
+@pytest.mark.parametrize("field", ["url", "idc", "pid"])
+def test_a_webhook_of_many_bytes_is_refused(live: LiveServer, web: HttpClient, field: str) -> None:
+    more = {"url": "http://127.0.0.1:1/" + "1" * 8192} if field == "url" else {field: "1" * 8192}
+    fields = {"topic": '["wide"]', "url": "http://127.0.0.1:1/", "consumerGroup": "g", **more}
+    form = urlencode(fields).encode()
+    answer = json.loads(web.ask("POST", "/", form, code="206").body)
+    assert answer["retCode"] == 7
+    assert "wide" not in dict(entries(live))

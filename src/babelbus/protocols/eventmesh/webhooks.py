@@ -7,6 +7,7 @@ taken it; a message that no webhook of its group takes becomes a dead letter.
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from urllib.parse import urlencode, urlsplit
@@ -55,6 +56,8 @@ PUSH_BYTES = 1024
 """Memory of a push beside its form."""
 EXPIRE_SECONDS = 90.0
 """A webhook whose client has sent heartbeats and stopped is forgotten after this."""
+WEBHOOK_CHARS_MAX = 8192
+"""The URL, `idc` and `pid` of a webhook have at most so many characters: pushes and the note repeat them."""
 TAKEN = (200, 201, 202, 204)
 NOT_RETRIED = (410, 415)
 RETCODE_RETRY = (2, 5)
@@ -335,6 +338,8 @@ class Webhooks:
         self._note = note
         self._webhooks: dict[tuple[str, str, str], _Webhook] = {}
         """By group, topic and principal."""
+        self._counts: Counter[str] = Counter()
+        """How many webhooks each principal has for topics."""
         self._principals = {""}
         """Principals that have, or had, webhooks."""
         self._heard: dict[tuple[str, str, str, str], float] = {}
@@ -351,7 +356,7 @@ class Webhooks:
             StorageError: the note is damaged, or the disk refused.
         """
         for entry in self._note.read() or ():
-            self._add(entry)
+            self._update(self._add(entry))
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -372,6 +377,9 @@ class Webhooks:
             TargetRefusedError, InvalidTopicNameError, InvalidGroupNameError: the subscription names what cannot be.
         """
         Origin(url)
+        size = len(url) + len(idc) + len(pid)
+        if size > WEBHOOK_CHARS_MAX:
+            raise TargetRefusedError(f"URL, idc and pid have {size} characters, {WEBHOOK_CHARS_MAX} is the limit")
         check_group_name(group)
         topics = [item.topic if principal is None else principal.absolute(item.topic) for item in items]
         for topic in topics:
@@ -386,6 +394,7 @@ class Webhooks:
     async def _subscribe(
         self, entries: Sequence[Entry], items: Sequence[SubscriptionItem], principal: Identity
     ) -> None:
+        self._check_room(entries)
         for entry, item in zip(entries, items, strict=True):
             await self.hub.ensure_place(item, entry.group, principal)
         if self.hub.settings.webhook_consent and entries:
@@ -402,9 +411,35 @@ class Webhooks:
                 raise BabelbusError(f"the webhook allows {allowed[:100]!r} alone")
         if any(self.hub.callers.is_gone(entry.owner) for entry in entries):
             raise InvalidProofError(PROVE_NOTHING)
-        for entry in entries:
-            self._add(entry)
+        self._check_room(entries)  # another request may have taken the room meanwhile
+        before = {entry: self._entry(entry) for entry in entries}
+        try:
+            for entry in entries:
+                self._add(entry).update()
+        except BabelbusError:
+            for entry, old in before.items():
+                if old is not None:
+                    self._update(self._add(old))
+                elif self._entry(entry) is not None:
+                    self._remove(self._webhooks[entry.group, entry.topic, entry.owner], entry.url)
+            raise
         await self._save().wait()
+
+    def _entry(self, entry: Entry) -> Entry | None:
+        """Return the webhook that an entry would replace."""
+        webhook = self._webhooks.get((entry.group, entry.topic, entry.owner))
+        return None if webhook is None else webhook.entries.get(entry.url)
+
+    def _check_room(self, entries: Sequence[Entry]) -> None:
+        """Check that a principal may have more webhooks; entries that replace others take no room.
+
+        Raises:
+            BabelbusError: it has as many as it may.
+        """
+        limit = self.hub.settings.subscriptions_max
+        more = {entry.topic for entry in entries if self._entry(entry) is None}
+        if more and self._counts[entries[0].owner] + len(more) > limit:
+            raise BabelbusError(f"{limit} webhooks for topics are the limit of a principal: end some first")
 
     def unsubscribe(
         self, group: str, topics: Sequence[str], url: str, pid: str = "", principal: Identity | None = None
@@ -468,17 +503,19 @@ class Webhooks:
         except BabelbusError as error:
             log.warning("a webhook of group %r on topic %r gets nothing: %s", webhook.group, webhook.topic, error)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> _Webhook:
         key = entry.group, entry.topic, entry.owner
         webhook = self._webhooks.get(key)
         if webhook is None:
             webhook = self._webhooks[key] = _Webhook(self, *key)
             self._principals.add(entry.owner)
+        self._counts[entry.owner] += entry.url not in webhook.entries
         webhook.entries[entry.url] = entry
-        self._update(webhook)
+        return webhook
 
     def _remove(self, webhook: _Webhook, url: str) -> None:
         del webhook.entries[url]
+        self._counts[webhook.principal] -= 1
         self._heard.pop((webhook.group, webhook.topic, webhook.principal, url), None)
         if webhook.entries:
             self._update(webhook)
