@@ -1,9 +1,11 @@
 """Groups, live events and requests of the blocking client, against a real server in another thread."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,3 +194,50 @@ def test_threads_that_read_together_get_each_message_and_each_event_once(house: 
         assert sorted(message.offset for message in messages) == list(range(2_000))
         assert {message.attempt for message in messages} == {1}
         assert sorted(event.payload for event in events) == PAYLOADS[:2_000]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Let nothing but the count of references free an object."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def freed(thing: object) -> threading.Event:
+    event = threading.Event()
+    weakref.finalize(thing, event.set)
+    return event
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("left", [True, False])
+def test_a_consumer_that_nobody_refers_to_is_freed_with_its_messages(house: House, left: bool) -> None:
+    with house.client() as client:
+        client.publish_many("t", PAYLOADS[:10])
+        consumer = client.consume("t", "g", **START)
+        message = next(consumer)
+        message.ack()
+        membership = consumer._twin._membership
+        assert membership is not None
+        gone = freed(consumer), freed(consumer._twin), freed(message.delivery)
+        if left:
+            consumer.leave()
+        del consumer, message
+        assert [one.wait(SAFETY_NET_SECONDS) for one in gone[:2]] == [True, True]
+        client.positions(["t"])  # the loop has ended the membership when this is answered
+        assert membership.ended_now
+        assert gone[2].wait(SAFETY_NET_SECONDS)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_responder_that_nobody_refers_to_ends(house: House) -> None:
+    with house.client() as client:
+        responder = client.respond("calc/x")
+        responder.begin()
+        gone = freed(responder), freed(responder._twin)
+        del responder
+        assert [one.wait(SAFETY_NET_SECONDS) for one in gone] == [True, True]
+        client.positions([])
+        with pytest.raises(NoRespondersError):
+            client.request("calc/x")

@@ -8,7 +8,6 @@ from contextlib import closing
 from typing import Any, Self, Unpack
 
 from babelbus.clients.jebp.batching import Flushed, check_bytes, check_headers, record_bytes
-from babelbus.clients.jebp.calls import Stream
 from babelbus.clients.jebp.client import Client
 from babelbus.clients.jebp.consumer import Consumer
 from babelbus.clients.jebp.errors import ClientClosedError
@@ -21,7 +20,7 @@ from babelbus.clients.jebp.state_blocking import BlockingState
 from babelbus.clients.jebp.transactions import PartWriter, Transaction
 from babelbus.clients.portal import Portal, Twin, blocking, building, streaming
 from babelbus.errors import BabelbusError
-from babelbus.protocols.jebp.call_messages import Answer, Reply
+from babelbus.protocols.jebp.call_messages import Reply
 from babelbus.protocols.jebp.messages import ANY_PARTITION, PartRecords
 from babelbus.records.plain import InvalidRecordError
 from babelbus.records.record import Headers, Record
@@ -301,21 +300,37 @@ class _Answers:
         self._portal.post(lambda: self._membership.extend(ranges))
 
 
+class _Collector:
+    """The answers to messages of one consumer, over one membership after the other.
+
+    It does not know the consumer: a cycle would keep messages, and the membership, until the cycle collector runs.
+    """
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+        self._answers: _Answers | None = None
+
+    def holder_of(self, membership: Membership) -> Holder:
+        """Return the one object that takes the answers of a membership."""
+        if self._answers is None or self._answers._membership is not membership:
+            self._answers = _Answers(self._portal, membership)
+        return self._answers
+
+    def flush(self) -> None:
+        """Send the acks; in the loop."""
+        if self._answers is not None:
+            self._answers.flush()
+
+
 class BlockingConsumer(Twin[Consumer]):
     """`Consumer` for threads: `for message in consumer`. Several threads may read it."""
 
     def __init__(self, portal: Portal, twin: Consumer) -> None:
         super().__init__(portal, twin)
-        self._holder: _Answers | None = None
+        self._answers = _Collector(portal)
         self._messages: Iterator[Message] = iter(())
         self._loading = threading.Lock()
-        twin.holder_of = self._answers
-
-    def _answers(self, membership: Membership) -> Holder:
-        """Return the one collector of a membership's answers."""
-        if self._holder is None or self._holder._membership is not membership:
-            self._holder = _Answers(self._portal, membership)
-        return self._holder
+        twin.holder_of = self._answers.holder_of
 
     topic = property(lambda self: self._twin.topic)
     group = property(lambda self: self._twin.group)
@@ -342,18 +357,14 @@ class BlockingConsumer(Twin[Consumer]):
                 self._messages = iter(messages)
 
     async def _take(self) -> list[Message]:
-        self._flush()
+        self._answers.flush()
         return await self._twin.take()
-
-    def _flush(self) -> None:
-        if self._holder is not None:
-            self._holder.flush()
 
     def next(self, timeout: float | None = None) -> Message | None:
         """Return the next message, `None` if no message comes within `timeout` seconds or the consumer has left."""
         message = next(self._messages, None)
         if message is None:
-            self._portal.post(self._flush)
+            self._portal.post(self._answers.flush)
             message = self._portal.call(self._twin.next(timeout))
         return message
 
@@ -362,7 +373,7 @@ class BlockingConsumer(Twin[Consumer]):
         self._portal.post(lambda: self._twin.set_window(window))
 
     async def _leave(self) -> None:
-        self._flush()
+        self._answers.flush()
         await self._twin.leave()
 
     def leave(self) -> None:
@@ -426,10 +437,8 @@ class BlockingResponder(Twin[Responder]):
 
     def __init__(self, portal: Portal, twin: Responder) -> None:
         super().__init__(portal, twin)
-        twin.send_over = self._send_over
-
-    def _send_over(self, stream: Stream) -> Callable[[Answer], None]:
-        return lambda answer: self._portal.post(lambda: stream.send(answer))
+        # Without `self`: a cycle would keep a responder that nobody refers to until the cycle collector runs.
+        twin.send_over = lambda stream: lambda answer: portal.post(lambda: stream.send(answer))
 
     begin = blocking(Responder.begin)
     close = blocking(Responder.close)
