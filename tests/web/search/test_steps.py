@@ -201,7 +201,8 @@ def test_a_changed_offset_hides_no_record_beside_it(
     for one in (number - 1, number + 1):
         found, _ = search(log, f'payload contains "needle {one}."', with_blocks=with_blocks)
         assert (one in found) == (one in readable)
-    assert search(log, NEEDLE, with_blocks=with_blocks)[0] == readable
+    for pieces in (1, 1_000):
+        assert search(log, NEEDLE, with_blocks=with_blocks, pieces=pieces)[0] == readable
     log.close()
 
 

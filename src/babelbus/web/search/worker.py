@@ -90,8 +90,8 @@ def _search(
         found = _pass(task, wanted, pace, read, position, stop, offset) if is_block else None
         if found is None:
             data = read(min(size, stop - position), position)
-            if position > task.position and len(data) >= RECORD_BYTES_MIN and offset_of(data) < offset:
-                raise CorruptRecordError(position, "offsets do not rise")
+            if position > task.position:
+                _check_offset(data, offset)
             found = scan(data, wanted, offset, task.end_offset, task.count - len(hits))
             pace.rest()
             if not found.size_bytes:
@@ -105,7 +105,19 @@ def _search(
         offset, time_ms, size = found.next_offset, found.time_ms or time_ms, PIECE_BYTES
         if is_over():
             break
+    if task.position < position < task.end:  # the next task begins at `offset`, so it would not notice
+        _check_offset(read(RECORD_BYTES_MIN, position), offset)
     return Outcome(hits, position, offset, records, time_ms)
+
+
+def _check_offset(data: bytes, offset: int) -> None:
+    """Check that the record at the beginning of `data` is not below `offset`, which the records before it lead to.
+
+    Raises:
+        CorruptRecordError: it is.
+    """
+    if len(data) >= RECORD_BYTES_MIN and offset_of(data) < offset:
+        raise CorruptRecordError(0, "offsets do not rise")
 
 
 def _pass(
