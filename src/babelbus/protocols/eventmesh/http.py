@@ -303,10 +303,7 @@ class WebSession(IdleSession):
     def _send_sync(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         event, properties = self._event(asked)
         group = asked.need("producergroup")
-        deadline = self._hub.deadline(read_ttl(properties.get("ttl"), TTL_MS))
-        principal = asked.identity(group)
-        subject = principal.absolute(event.subject)
-        request = self._hub.broker.request(subject, event.payload, event.headers, deadline, principal)
+        request = self._hub.ask(event, read_ttl(properties.get("ttl"), TTL_MS), asked.identity(group))
         self._requests[request] = None
         request.when_done(lambda done: self._requests.pop(done, None))
         if self._outbox.closed:  # the client went while its password was checked

@@ -23,13 +23,14 @@ from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
 from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Key, Question, Reply, Request
+from babelbus.core.request import Key, Question, Reply, Request, RequestAbandonedError
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.eventmesh.callers import PROTOCOL as PROTOCOL
 from babelbus.protocols.eventmesh.callers import Callers
+from babelbus.protocols.eventmesh.calls import STOPPING
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.records.record import Headers
 
@@ -119,6 +120,8 @@ class Hub:
         self.settings = settings
         self.peers: dict[Peer, None] = {}
         self.stopping = False
+        self._has_ended = False
+        """Whether `end_requests` was called."""
         self._loop = asyncio.get_running_loop()
         self._principal = Identity(PROTOCOL, PROTOCOL, None)
         self._gathered: dict[str | tuple[str, str], tuple[list[Event], Promise, str, Identity]] = {}
@@ -276,9 +279,13 @@ class Hub:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def deadline(self, ttl_ms: float) -> float:
-        """Return until when a request with a time to live waits for its reply."""
-        return self.clock.monotonic() + min(ttl_ms, TTL_MS_MAX) / 1000
+    def ask(self, event: Event, ttl_ms: float, principal: Identity) -> Request[Reply]:
+        """Send a request to a responder; every failure is the error of the request."""
+        if self._has_ended:  # one that was put off behind answers: nobody would wait for the reply
+            return Request.refused(RequestAbandonedError(STOPPING))
+        subject = principal.absolute(event.subject)
+        deadline = self.clock.monotonic() + min(ttl_ms, TTL_MS_MAX) / 1000
+        return self.broker.request(subject, event.payload, event.headers, deadline, principal)
 
     def remember(self, question: Question, principal: Identity) -> str:
         """Return the id under which a responder answers a question; while the gate is on, the principal alone may."""
@@ -328,5 +335,6 @@ class Hub:
 
     def end_requests(self) -> None:
         """Answer the requests that no responder has answered in time, where the protocol has an answer for that."""
+        self._has_ended = True
         for peer in list(self.peers):
             peer.end_requests()

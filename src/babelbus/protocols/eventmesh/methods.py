@@ -125,14 +125,11 @@ class Methods:
     def _request(
         self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer
     ) -> Request[Reply] | None:
-        hub = self._hub
         try:
             asked = dialect.read_publication(message, None if principal is None else principal.source)
             event = asked.event
-            deadline = hub.deadline(asked.ttl_ms)
             identity = principal or Identity(f"{PROTOCOL}:{asked.group}", asked.group, None)
-            subject = identity.absolute(event.subject)
-            request = hub.broker.request(subject, event.payload, event.headers, deadline, identity)
+            request = self._hub.ask(event, asked.ttl_ms, identity)
         except BabelbusError as error:
             answer(dialect.failed_request(error) or error)
             return None

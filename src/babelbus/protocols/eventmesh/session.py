@@ -398,10 +398,7 @@ class Session(contract.Session):
         except InvalidMessageError as error:
             log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
             return
-        deadline = self._hub.deadline(read_ttl(named.get("ttl"), TTL_MS))
-        identity = self._identity
-        subject = identity.absolute(event.subject)
-        request = self._hub.broker.request(subject, event.payload, event.headers, deadline, identity)
+        request = self._hub.ask(event, read_ttl(named.get("ttl"), TTL_MS), self._identity)
         self._requests[request] = None
         request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
 
