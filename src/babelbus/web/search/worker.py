@@ -86,7 +86,7 @@ def _search(
     while position < task.end and offset < task.end_offset and len(hits) < task.count:
         following = bisect_right(blocks, position)
         stop = blocks[following] if following < len(blocks) else task.end
-        is_block = 0 < following < len(blocks) and blocks[following - 1] == position
+        is_block = 0 < following < len(blocks) and blocks[following - 1] == position and size == PIECE_BYTES
         found = _pass(task, wanted, pace, read, position, stop, offset) if is_block else None
         if found is None:
             data = read(min(size, stop - position), position)
