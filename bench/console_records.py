@@ -24,7 +24,7 @@ from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import LocalFiles
-from babelbus.web.search.worker import WORK_SECONDS, Pace, step_back
+from babelbus.web.search.worker import WORK_SECONDS, step_back
 from babelbus.web.token import read_token
 from bench.frame import Reading, figure
 from bench.workload import scratch_folder
@@ -180,9 +180,7 @@ def spinning() -> Iterator[None]:
 
 
 def _spin(pipe: Connection) -> None:
-    os.setsid()  # as the process that searches: where Linux groups processes by session, that of a session counts
-    step_back()
-    pace = Pace(SystemClock())
+    pace = step_back()
     pipe.send(None)
     while not pipe.poll():
         until = time.perf_counter() + BLOCK_SECONDS

@@ -1,28 +1,32 @@
 """The work of the process that searches: short stretches, rests between them, and blocks that are passed."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.clock import ManualClock
 from babelbus.records.format import encode_payloads
 from babelbus.web.search.tasks import Task
-from babelbus.web.search.worker import PIECE_BYTES, REST_SECONDS, WORK_SECONDS, WORK_SECONDS_MAX, Pace, do
+from babelbus.web.search.worker import LATE_SECONDS, PIECE_BYTES, REST_SECONDS, RESTS_TO_IDLE, WORK_SECONDS, Pace, do
 from tests.support.bus import NOW
 
 
 class Sleeper:
     """A clock that goes on when its process sleeps, for longer than the sleep should take."""
 
-    def __init__(self, late: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.clock = ManualClock(NOW)
-        self.late = late
+        self.late = 0.0
         self.slept: list[float] = []
-        self.pace = Pace(self.clock, self.sleep)
+        self.idle: list[bool] = []
+        self.pace = Pace(self.clock, self.sleep, self.idle.append)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -42,14 +46,38 @@ def test_a_stretch_of_work_ends_with_a_rest() -> None:
     assert sleeper.slept == [REST_SECONDS] * 3
 
 
-def test_a_long_rest_makes_the_next_stretch_longer_up_to_a_limit() -> None:
-    sleeper = Sleeper(late=6 * WORK_SECONDS - REST_SECONDS)
-    assert sleeper.work(WORK_SECONDS * 1.01)
-    assert not sleeper.work(WORK_SECONDS * 1.01)
-    assert sleeper.work(WORK_SECONDS)
-    sleeper = Sleeper(late=1.0)
-    assert sleeper.work(WORK_SECONDS * 1.01)
-    assert sleeper.work(WORK_SECONDS_MAX * 1.01)
+def test_a_process_is_idle_after_many_prompt_rests_and_nice_after_a_late_one() -> None:
+    sleeper = Sleeper()
+
+    def rest(count: int) -> None:
+        for _ in range(count):
+            assert sleeper.work(WORK_SECONDS * 1.01)
+
+    rest(RESTS_TO_IDLE - 1)
+    assert sleeper.idle == []
+    rest(RESTS_TO_IDLE)
+    assert sleeper.idle == [True]
+    sleeper.late = LATE_SECONDS
+    rest(2)
+    assert sleeper.idle == [True, False]
+    sleeper.late = 0.0
+    rest(RESTS_TO_IDLE - 1)
+    assert sleeper.idle == [True, False]
+    rest(1)
+    assert sleeper.idle == [True, False, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="idle processes are a thing of Linux")
+def test_an_idle_process_of_linux_is_nice_again() -> None:
+    code = (
+        "import os; from babelbus.web.search import worker; pace = worker.step_back(); policies = []\n"
+        "for late in (0, 1, 0):\n"
+        "    for _ in range(worker.RESTS_TO_IDLE): pace.rested(late)\n"
+        "    policies.append(os.sched_getscheduler(0))\n"
+        "print(policies == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE], os.nice(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "10"]
 
 
 def test_records_in_a_file_and_in_a_task_are_searched_in_short_pieces(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Searcher:
                 subprocess.Popen,
                 [sys.executable, "-m", "babelbus.web.search.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C ends the server, which ends the process in order
+                process_group=0,  # Ctrl-C ends the server, which ends the process in order
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "PYTHONPATH": path},
             )

@@ -1,6 +1,5 @@
 """The process that searches: it does the tasks of one server, one after the other, and ends when the server does."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -9,7 +8,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache, partial
-from pathlib import Path
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.core.access.root import root_of
@@ -21,18 +19,19 @@ from babelbus.web.search.scan import Scanned, may_match, scan
 from babelbus.web.search.tasks import LENGTH, TASK_SECONDS, Outcome, Task, decode_task, encode, frame
 
 PIECE_BYTES = 16 * KIB
-"""Linux lets a publisher that wakes up run at the next system call of this process, so a piece is some 70 microseconds
-of work at most; with pieces of 64 KiB it is four times that, and a record costs a sixth less."""
-WORK_SECONDS, WORK_SECONDS_MAX = 50e-6, 300e-6
-"""A stretch of work. It is longer where a sleep is long, so that a quarter of the time or more is work."""
-REST_SECONDS = 180e-6
-"""The kernel adds some fifty microseconds."""
+"""A thread that waits for the processor gets it at the next system call, if not before; a piece is some 70 microseconds
+of work at most. With pieces of 64 KiB it is four times that, and a record costs a sixth less."""
+WORK_SECONDS, REST_SECONDS = 200e-6, 50e-6
+"""A stretch of work, and the sleep after it, to which Linux adds some fifty microseconds."""
 PASSED_BYTES_MAX = MIB
 """A larger block has large records, and to go through them costs little."""
 RECORD_BYTES_MAX = 256 * MIB
 """A longer run of bytes without a whole record is damage."""
-NICENESS = 19
-AUTOGROUP = Path("/proc/self/autogroup")
+NICENESS = 10
+LATE_SECONDS = 0.01
+"""A rest that takes longer says that others want the processor all the time."""
+RESTS_TO_IDLE = 1_000
+"""So many rests in a row, none of them late, take a quarter of a second."""
 
 
 @lru_cache(16)
@@ -42,25 +41,45 @@ def compiled(text: str, topic: str, root: str) -> Filter:
 
 
 class Pace:
-    """The rests of this process: a publisher that wakes up on its processor waits for one stretch of work at the most.
+    """The rests of this process, and its priority.
 
-    Linux may keep a process running for a slice of its own, however low its priority is, until it sleeps.
+    Linux stops an idle process at once for a thread of its own session or control group, such as the server's. Others
+    wait for the end of a slice, about four milliseconds, or until this process sleeps. On a machine that is busy all
+    the time an idle process would get next to nothing, so it is a nice one then.
     """
 
-    def __init__(self, clock: Clock, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        sleep: Callable[[float], None] = time.sleep,
+        set_idle: Callable[[bool], None] = lambda _: None,
+    ) -> None:
         self._clock = clock
         self._sleep = sleep
+        self._set_idle = set_idle
         self._begun = clock.monotonic()
-        self._stretch = WORK_SECONDS
+        self._prompt = 0
+        """Rests since the last one that was late."""
 
     def rest(self) -> None:
-        """Wait a moment if the stretch of work is over; a wait that takes long makes the next stretch longer."""
+        """Wait a moment if the stretch of work is over."""
         now = self._clock.monotonic()
-        if now - self._begun < self._stretch:
+        if now - self._begun < WORK_SECONDS:
             return
         self._sleep(REST_SECONDS)
         self._begun = self._clock.monotonic()
-        self._stretch = min(max((self._begun - now) / 3, WORK_SECONDS), WORK_SECONDS_MAX)
+        self.rested(self._begun - now)
+
+    def rested(self, seconds: float) -> None:
+        """Set the priority after a rest that took so long."""
+        if seconds < LATE_SECONDS:
+            self._prompt += 1
+            if self._prompt == RESTS_TO_IDLE:
+                self._set_idle(True)
+        else:
+            if self._prompt >= RESTS_TO_IDLE:
+                self._set_idle(False)
+            self._prompt = 0
 
 
 def do(task: Task, file: int, clock: Clock, pace: Pace) -> Outcome:
@@ -150,19 +169,19 @@ def _pass(
     return Scanned([], stop - position, task.block_records, next_offset, timestamp_of(head))
 
 
-def step_back() -> None:
-    """Set the lowest priority: a publisher that wakes up must not wait for a search."""
+def step_back() -> Pace:
+    """Set a low priority, and return the pace that keeps it: a publisher that wakes up must not wait for a search."""
     os.nice(NICENESS)
-    # Where Linux groups processes by session, niceness counts inside of a session alone; that of the session counts.
-    with contextlib.suppress(OSError):
-        AUTOGROUP.write_text(f"{NICENESS}\n")
+    return Pace(SystemClock(), set_idle=_set_idle if sys.platform == "linux" else lambda _: None)
+
+
+def _set_idle(is_idle: bool) -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE if is_idle else os.SCHED_OTHER, os.sched_param(0))
 
 
 def main(descriptor: int) -> None:
     """Answer tasks until the server closes the connection."""
-    step_back()
-    clock = SystemClock()
-    pace = Pace(clock)
+    clock, pace = SystemClock(), step_back()
     with socket.socket(fileno=descriptor) as connection:
         while True:
             head, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
