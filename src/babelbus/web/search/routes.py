@@ -45,8 +45,8 @@ SEARCHES_MAX = 8
 """Most searches at once: they share one process."""
 READER_SECONDS = 60.0
 """How long the reader of a search may need beyond its time: one that reads nothing must not keep the others out."""
-SLICE_SECONDS = 0.1
-BLOCKS_MAX = 256
+SLICE_SECONDS = 0.25
+BLOCKS_MAX = 1_024
 """More blocks than a step passes."""
 encode = msgspec.json.Encoder().encode
 
