@@ -152,11 +152,12 @@ class AccessLists:
                 lines.append(old)
                 continue
             try:
-                name, _ = _read_topic(line)
+                name, listed = _read_topic(line)
             except UnicodeDecodeError:
-                name = ""
-            if name in left:
-                lines.append(f"{_encode_name(name)} {left.pop(name)}")
+                name, listed = "", 0
+            count = left.pop(name, None)
+            if count is not None:  # most lines stay as they are: to encode ten thousand names takes 10 ms
+                lines.append(old if count == listed else f"{_encode_name(name)} {count}")
             # At the first write what is not there was removed, later only what was there before.
             elif before is not None and name not in before and name not in self._written:
                 lines.append(old)
