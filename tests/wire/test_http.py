@@ -426,6 +426,14 @@ def test_forms_are_read_as_browsers_and_urllib_read_them(text: str) -> None:
     assert parse_form(text, 10**6) == parse_qsl(text, keep_blank_values=True)
 
 
+@pytest.mark.parametrize("text", ["a=%FF", "%ED%A0%80=b", "a=\u00e4%C3", "a=%zz%FF"])
+def test_a_strict_form_has_no_bytes_that_are_not_utf_8(text: str) -> None:
+    assert "\ufffd" in str(parse_form(text, 1))
+    with pytest.raises(UnicodeDecodeError):
+        parse_form(text, 1, "strict")
+    assert parse_form("a=%C3%A4%zz", 1, "strict") == [("a", "\u00e4%zz")]
+
+
 def test_a_form_has_a_limit_of_fields() -> None:
     assert len(parse_form("&".join(["a=1"] * 5), 5)) == 5
     with pytest.raises(ValueError, match="6 fields, limit 5"):

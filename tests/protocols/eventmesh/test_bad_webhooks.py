@@ -359,6 +359,24 @@ def test_forms_that_make_no_sense_are_answered(web: HttpClient, body: bytes) -> 
     assert json.loads(response.body)["retCode"] in (7, 18)
 
 
+@pytest.mark.parametrize("content", [b"a\xffb", b"a%FFb", b"%ED%A0%80", "é%C3".encode(), b"%FF%zz"])
+def test_a_form_that_is_not_utf_8_is_refused_and_nothing_is_stored(
+    live: LiveServer, web: HttpClient, content: bytes
+) -> None:
+    response = web.ask("POST", "/", b"producergroup=P&topic=no-utf-8&content=" + content, code="104")
+    assert (response.status, json.loads(response.body)["retCode"]) == (500, 18)
+    body = b"url=http://127.0.0.1:1/&topic=no-utf-8&consumerGroup=" + content
+    response = web.ask("POST", "/eventmesh/subscribe/local", body, content_type="application/x-www-form-urlencoded")
+    assert (response.status, json.loads(response.body)["retCode"]) == (200, 7)
+    assert live.server.broker.find_topic("no-utf-8") is None
+
+
+def test_no_topic_is_made_whose_name_is_not_utf_8(live: LiveServer, web: HttpClient) -> None:
+    response = web.ask("POST", "/eventmesh/topic/create", b'{"topic":"bad\xffname"}')
+    assert json.loads(response.body)["retCode"] == 7
+    assert live.server.broker.find_topic("bad\ufffdname") is None
+
+
 def test_deep_and_wrong_json_in_fields_is_answered(web: HttpClient) -> None:
     deep = "[" * 1000 + "]" * 1000
     fields = {"producergroup": "P", "topic": "t", "content": "x", "extFields": '{"a":' + deep + "}"}

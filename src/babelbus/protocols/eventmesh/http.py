@@ -459,7 +459,7 @@ class WebSession(IdleSession):
     def _change_topics(
         self, request: http.Request, action: str, principal: Identity | None
     ) -> tuple[Promise, Callable[[], bytes]]:
-        names = text_of(_object(request.body.decode("utf-8", "replace")).get("topic", "")).split(";")
+        names = text_of(_object(request.body).get("topic", "")).split(";")
         if not all(names):
             raise _RefusedError(BODY_ERROR, "topic is missing")
         if action == "topic/create":
@@ -538,10 +538,19 @@ def _read(request: http.Request, principal: Identity | None) -> _Asked:
         if request.method == "GET":
             fields = dict(parse_query(request.query))
             return _Asked(request, fields.get("code", ""), fields, principal)
-        pairs = parse_form(request.body.decode("utf-8", "replace"), FIELDS_MAX)
+        fields = _read_form(request.body)
     except (HttpError, ValueError) as error:
         raise _RefusedError(RUNTIME_ERROR, f"the fields cannot be read: {error}", 500) from None
-    return _Asked(request, request.headers.get("code", ""), dict(pairs), principal)
+    return _Asked(request, request.headers.get("code", ""), fields, principal)
+
+
+def _read_form(body: bytes) -> dict[str, str]:
+    """Return the fields of a form (4.1).
+
+    Raises:
+        ValueError: the form is not UTF-8 and would be stored with other characters, or has too many fields.
+    """
+    return dict(parse_form(body.decode(), FIELDS_MAX, "strict"))
 
 
 def _query(request: http.Request) -> list[tuple[str, str]]:
@@ -568,7 +577,7 @@ def _items(found: Sequence[SubscriptionItem | str]) -> list[SubscriptionItem]:
     return [SubscriptionItem(item) if isinstance(item, str) else item for item in found]
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str | bytes) -> dict[str, Any]:
     if not text:
         return {}
     try:
@@ -580,7 +589,7 @@ def _object(text: str) -> dict[str, Any]:
 def _read_uri_body(request: http.Request) -> _UriBody:
     try:
         if "form" in request.headers.get("content-type", ""):
-            fields = dict(parse_form(request.body.decode("utf-8", "replace"), FIELDS_MAX))
+            fields = _read_form(request.body)
             return _UriBody(
                 fields["url"], list(_read_items(fields["topic"])), fields.get("consumerGroup", "em-http-consumer")
             )

@@ -52,13 +52,13 @@ def parse_query(query: str) -> list[tuple[str, str]]:
     return [(percent_decode(name, plus=True), percent_decode(value, plus=True)) for name, _, value in pairs]
 
 
-def parse_form(text: str, fields_max: int) -> list[tuple[str, str]]:
+def parse_form(text: str, fields_max: int, errors: str = "replace") -> list[tuple[str, str]]:
     """Return the names and values of a form as browsers read it: an invalid escape stays as it is.
 
-    Bytes that are not UTF-8 become U+FFFD; a name without `=` has the empty value.
+    Escaped bytes that are not UTF-8 become U+FFFD, unless `errors` is "strict"; a name without `=` has the empty value.
 
     Raises:
-        ValueError: there are more than `fields_max` fields.
+        ValueError: there are more than `fields_max` fields, or with "strict" escaped bytes that are not UTF-8.
     """
     fields = text.split("&")
     if len(fields) > fields_max:
@@ -66,17 +66,17 @@ def parse_form(text: str, fields_max: int) -> list[tuple[str, str]]:
     pairs = [field.partition("=") for field in fields if field]
     if "%" not in text and "+" not in text:
         return [(name, value) for name, _, value in pairs]
-    return [(_read_field(name), _read_field(value)) for name, _, value in pairs]
+    return [(_read_field(name, errors), _read_field(value, errors)) for name, _, value in pairs]
 
 
-def _read_field(text: str) -> str:
+def _read_field(text: str, errors: str) -> str:
     if "+" in text:
         text = text.replace("+", " ")
     if "%" not in text:
         return text
     if not text.isascii() or _BAD_ESCAPE.search(text):
-        return unquote(text)
-    return _unescape(text.encode()).decode("utf-8", "replace")
+        return unquote(text, errors=errors)
+    return _unescape(text.encode()).decode("utf-8", errors)
 
 
 def _unescape(data: bytes) -> bytes:
