@@ -66,6 +66,13 @@ def test_the_unit_waits_for_the_server_and_lets_it_do_little_else() -> None:
     assert (service["ProtectSystem"], service["CapabilityBoundingSet"]) == ("strict", "")
 
 
+def test_the_unit_lets_the_process_that_searches_change_its_priority() -> None:
+    lines = UNIT.read_text(encoding="utf-8").splitlines()
+    assert "LimitNICE=+10" in lines
+    filters = [line.partition("=")[2] for line in lines if line.startswith("SystemCallFilter=")]
+    assert filters[-1].split() == ["setpriority", "sched_setscheduler"]  # behind the line that refuses @resources
+
+
 def test_systemd_takes_the_unit_and_calls_its_exposure_ok(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("the unit is not checked: systemd-analyze is not installed")

@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 from babelbus.clock import ManualClock
 from babelbus.records.format import encode_payloads
 from babelbus.web.search.tasks import Task
-from babelbus.web.search.worker import LATE_SECONDS, PIECE_BYTES, REST_SECONDS, RESTS_TO_IDLE, WORK_SECONDS, Pace, do
+from babelbus.web.search.worker import (
+    LATE_SECONDS,
+    PIECE_BYTES,
+    REST_SECONDS,
+    RESTS_TO_IDLE,
+    WORK_SECONDS,
+    Pace,
+    do,
+)
 from tests.support.bus import NOW
+
+CAP_SYS_NICE = 1 << 23
 
 
 class Sleeper:
@@ -68,16 +78,35 @@ def test_a_process_is_idle_after_many_prompt_rests_and_nice_after_a_late_one() -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="idle processes are a thing of Linux")
-def test_an_idle_process_of_linux_is_nice_again() -> None:
-    code = (
-        "import os; from babelbus.web.search import worker; pace = worker.step_back(); policies = []\n"
+@pytest.mark.parametrize("capable", [True, False])
+def test_a_process_of_linux_is_idle_if_it_may_be_nice_again(capable: bool) -> None:
+    capabilities = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
+    if capable and not int(capabilities, 16) & CAP_SYS_NICE:
+        pytest.skip("needs CAP_SYS_NICE")
+    code = (  # the answer of a system is kept, so each has a process
+        "import os, resource; from babelbus.web.search import worker; policies = []\n"
+        "resource.setrlimit(resource.RLIMIT_NICE, (0, 0))\n"
+        f"if not {capable} and os.geteuid() == 0: os.setuid(65534)\n"
+        "pace = worker.step_back()\n"
         "for late in (0, 1, 0):\n"
         "    for _ in range(worker.RESTS_TO_IDLE): pace.rested(late)\n"
-        "    policies.append(os.sched_getscheduler(0))\n"
-        "print(policies == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE], os.nice(0))"
+        "    policies.append(os.sched_getscheduler(0) == os.SCHED_IDLE)\n"
+        "print(*policies, os.nice(0))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "10"]
+    assert done.stdout.split() == [str(capable), "False", str(capable), "10"]
+
+
+def test_a_search_works_where_no_priority_may_be_changed() -> None:
+    code = (
+        "import os; from babelbus.web.search import worker\n"
+        "def refuse(*_): raise PermissionError\n"
+        "os.nice = os.sched_setscheduler = refuse\n"
+        "pace = worker.step_back()\n"
+        "for late in (0, 1):\n"
+        "    for _ in range(worker.RESTS_TO_IDLE): pace.rested(late)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_records_in_a_file_and_in_a_task_are_searched_in_short_pieces(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The process that searches: it does the tasks of one server, one after the other, and ends when the server does."""
 
+import contextlib
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.core.access.root import root_of
@@ -45,7 +47,8 @@ class Pace:
 
     Linux stops an idle process at once for a thread of its own session or control group, such as the server's. Others
     wait for the end of a slice, about four milliseconds, or until this process sleeps. On a machine that is busy all
-    the time an idle process would get next to nothing, so it is a nice one then.
+    the time an idle process would get next to nothing, so it is a nice one then. Where Linux does not let it change
+    back, it is never idle.
     """
 
     def __init__(
@@ -171,11 +174,41 @@ def _pass(
 
 def step_back() -> Pace:
     """Set a low priority, and return the pace that keeps it: a publisher that wakes up must not wait for a search."""
-    os.nice(NICENESS)
-    return Pace(SystemClock(), set_idle=_set_idle if sys.platform == "linux" else lambda _: None)
+    with contextlib.suppress(OSError):  # a sandbox may refuse: the rests are left
+        os.nice(NICENESS)
+    return Pace(SystemClock(), set_idle=_set_idle)
 
 
 def _set_idle(is_idle: bool) -> None:
+    if _may_be_idle_for_a_time():
+        _set_policy(is_idle)
+
+
+@cache
+def _may_be_idle_for_a_time() -> bool:
+    """Return whether this process may become idle and nice again; on a busy machine the answer takes long.
+
+    Linux lets an idle process become a nice one only with CAP_SYS_NICE or an RLIMIT_NICE of `20 - NICENESS`; sandboxes
+    refuse both changes, and the musl C library has neither.
+    """
+    if sys.platform != "linux":
+        return False
+    refusals: list[OSError] = []
+
+    def attempt() -> None:
+        try:
+            _set_policy(is_idle=True)
+            _set_policy(is_idle=False)
+        except OSError as error:
+            refusals.append(error)
+
+    thread = threading.Thread(target=attempt)  # the policy is that of a thread: this one may stay idle
+    thread.start()
+    thread.join()
+    return not refusals
+
+
+def _set_policy(is_idle: bool) -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE if is_idle else os.SCHED_OTHER, os.sched_param(0))
 
 
