@@ -18,6 +18,7 @@ from babelbus.config import EventmeshSettings, QuotaSettings
 from babelbus.core.access import SERVER
 from babelbus.protocols.eventmesh.calls import CONNECTIONS_MAX
 from babelbus.protocols.eventmesh.webhooks import Webhooks
+from babelbus.records.format import HEADERS_MAX
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import Hook, ask, publish, subscribe
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -375,6 +376,15 @@ def test_no_topic_is_made_whose_name_is_not_utf_8(live: LiveServer, web: HttpCli
     response = web.ask("POST", "/eventmesh/topic/create", b'{"topic":"bad\xffname"}')
     assert json.loads(response.body)["retCode"] == 7
     assert live.server.broker.find_topic("bad\ufffdname") is None
+
+
+def test_a_reply_that_cannot_be_read_has_the_code_of_a_bad_body(web: HttpClient) -> None:
+    wrong = [
+        {"content": "no base64!", "extFields": '{"content-encoding":"base64"}'},
+        {"content": "x", "extFields": json.dumps({str(number): "" for number in range(HEADERS_MAX)})},
+        {"content": "x", "extFields": "{"},
+    ]
+    assert [ask(web, "301", fields)["retCode"] for fields in wrong] == [7, 7, 7]
 
 
 def test_deep_and_wrong_json_in_fields_is_answered(web: HttpClient) -> None:

@@ -254,6 +254,8 @@ class WebSession(IdleSession):
             return handle(asked)
         except _RefusedError as fault:
             answer = self._encode_result(request, fault.code, fault.text, status=fault.status)
+        except InvalidMessageError as error:
+            answer = self._encode_error(request, error, BODY_ERROR)
         except BabelbusError as error:
             answer = self._encode_error(request, error)
         return DONE, lambda: answer
@@ -388,20 +390,17 @@ class WebSession(IdleSession):
         group = asked.need("producergroup")
         content = asked.need("content", "msg")
         self._check_size(content, BODY_ERROR if asked.code == SEND_SYNC else BODY_SIZE_ERROR)
-        try:
-            if headers.get("protocoltype") == m.CLOUD_EVENT:
-                return read_cloud_event(content.encode(), asked.source(group))
-            given = asked.fields
-            named = _object(asked.get("extFields", "extfields"))
-            own = {name: text for name in EVENT_FIELDS if (text := given.get(name) or headers.get(name))}
-            for name, other in OTHER_NAMES:
-                if name not in own and given.get(other):
-                    own[name] = given[other]
-            named |= own
-            identifier = own.get("uniqueid") or str(self._hub.next_number())
-            return make_event(asked.need("topic"), content, identifier, named, asked.source(group))
-        except InvalidMessageError as error:
-            raise _RefusedError(BODY_ERROR, str(error)) from None
+        if headers.get("protocoltype") == m.CLOUD_EVENT:
+            return read_cloud_event(content.encode(), asked.source(group))
+        given = asked.fields
+        named = _object(asked.get("extFields", "extfields"))
+        own = {name: text for name in EVENT_FIELDS if (text := given.get(name) or headers.get(name))}
+        for name, other in OTHER_NAMES:
+            if name not in own and given.get(other):
+                own[name] = given[other]
+        named |= own
+        identifier = own.get("uniqueid") or str(self._hub.next_number())
+        return make_event(asked.need("topic"), content, identifier, named, asked.source(group))
 
     def _check_size(self, content: str, code: int = BODY_SIZE_ERROR) -> None:
         limit = self._hub.settings.content_bytes_max
