@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,40 @@ def test_a_full_disk_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert joins == 4
 
     with_bus(tmp_path, test)
+
+
+def test_a_trouble_after_a_while_of_work_begins_with_the_shortest_pause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "PAUSE_SECONDS_MIN", 0.001)
+    worked = [0.0, 0.0, 3_600.0, 0.0]
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        ahead = 0.0
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + ahead)
+
+        class Troubled(service.Service):
+            name = "troubled"
+
+            async def _read(self) -> None:
+                nonlocal ahead
+                if not worked:
+                    await self.stop(0)
+                    return
+                ahead += worked.pop(0)
+                raise ServerDiskError("the disk is full", repeat=True)
+
+            async def _leave(self) -> None:
+                pass
+
+        await Troubled(1, None, lambda *_: nullcontext()).run()
+
+    asyncio.run(run())
+    assert [message.rpartition("again in ")[2] for message in caplog.messages] == [
+        "0.001 s", "0.002 s", "0.001 s", "0.002 s",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["respond", "consume"])

@@ -56,15 +56,18 @@ class Service(ABC):
         Raises:
             ClientError: it cannot go on.
         """
-        pause = PAUSE_SECONDS_MIN
+        loop, pause = asyncio.get_running_loop(), PAUSE_SECONDS_MIN
         while not self._stopping.is_set():
-            self._reader = asyncio.get_running_loop().create_task(self._read())
+            begun = loop.time()
+            self._reader = loop.create_task(self._read())
             try:
                 await self._reader
             except asyncio.CancelledError:
                 if not self._stopping.is_set():
                     raise
             except TEMPORARY_ERRORS as error:
+                if loop.time() - begun > PAUSE_SECONDS_MAX:  # it has worked meanwhile: this is another trouble
+                    pause = PAUSE_SECONDS_MIN
                 log.warning("%s: %s; trying again in %g s", self.name, error, pause)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
