@@ -366,6 +366,19 @@ def test_messages_are_free_when_nobody_refers_to_them(tmp_path: Path) -> None:
     with_bus(tmp_path, test)
 
 
+def test_a_membership_that_was_left_is_free_at_once(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        consumer = client.consume("t", "g", settings={"ack_seconds": 3_600.0})
+        await consumer.join()
+        assert consumer._membership is not None
+        membership = weakref.ref(consumer._membership)
+        await consumer.leave()
+        gc.collect()
+        assert membership() is None
+
+    with_bus(tmp_path, test)
+
+
 def test_large_messages_stop_the_server_before_the_window_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "UNREAD_BYTES_MAX", 100_000)
     windows: list[int] = []

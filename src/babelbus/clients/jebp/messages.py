@@ -1,5 +1,6 @@
 """A message that a member of a consumer group holds, and how its answers reach the server."""
 
+import weakref
 from collections.abc import Iterator
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, Protocol
@@ -162,6 +163,12 @@ class Delivery:
         self.messages.clear()
 
 
+def _keep(membership: "weakref.ref[Membership]", seconds: float) -> None:
+    alive = membership()
+    if alive is not None:
+        alive.keep(seconds)
+
+
 class Membership(Stream):
     """One stream of `consume`: from a join until the stream or the connection ends."""
 
@@ -187,7 +194,7 @@ class Membership(Stream):
             self.wake()
             if joined.ack == "explicit":
                 seconds = min(joined.ack_seconds / 3, EXTEND_SECONDS_MAX)
-                self._loop.call_later(seconds, self._keep, seconds)
+                self._keep_later(seconds)
         else:
             super().item(body)
             self._unread_bytes += len(body)
@@ -224,7 +231,11 @@ class Membership(Stream):
         self.current = delivery
         return delivery.decode()
 
-    def _keep(self, seconds: float) -> None:
+    def _keep_later(self, seconds: float) -> None:
+        # By a weak reference: the timer of a membership that has ended does not hold its messages until it fires.
+        self._loop.call_later(seconds, _keep, weakref.ref(self), seconds)
+
+    def keep(self, seconds: float) -> None:
         """Send extensions of the messages that the program has not read yet: no handler is late with them."""
         if self.ended_now:
             return
@@ -237,7 +248,7 @@ class Membership(Stream):
             ranges += (DELIVERY.unpack_from(body)[0], 0, 2**31)
         if ranges:
             self.extend(ranges)
-        self._loop.call_later(seconds, self._keep, seconds)
+        self._keep_later(seconds)
 
     def ack(self, delivery: Delivery, number: int) -> None:
         """Add an ack to those of this turn; acks in order are one range."""
