@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from babelbus.client import (
 from babelbus.clients.jebp import client as client_module
 from babelbus.clients.jebp import connection, reconnect
 from babelbus.core.catalog import UnknownTopicError as UnknownTopic
-from babelbus.protocols.jebp.call_messages import Ask
+from babelbus.protocols.jebp.call_messages import Ask, Joined, Watching
 from babelbus.protocols.jebp.calls import methods
 from babelbus.protocols.jebp.calls.call import Call, Method, Stream
-from babelbus.protocols.jebp.items import CALLS_MAX, SERVER_HEAD, encode_items
+from babelbus.protocols.jebp.items import CALLS_MAX, ITEM, OPEN, SERVER_HEAD, encode_items
 from babelbus.protocols.jebp.messages import CallItems, Data, Request, Subscribe
 from tests.clients.jebp.test_client import Bus, CuttingProxy, running
 from tests.clients.jebp.test_client_scripted import Script, with_peer
@@ -327,6 +328,65 @@ def test_a_stream_that_reads_is_not_asked_again_for_ever(name: str) -> None:
                 await READS[name](client)
 
     with_peer(answer, test, version=b"jebp/1.2", request_timeout_seconds=0.2)
+
+
+OPENINGS: dict[str, Callable[[Client], Coroutine[Any, Any, Any]]] = {
+    **READS,
+    "consume": lambda client: client.consume("t", "g").join(),
+    "consume, as an iterator": lambda client: client.consume("t", "g").take(),
+    "subscribe": lambda client: client.subscribe("a/#").begin(),
+    "respond": lambda client: client.respond("a/#").begin(),
+    "watch": lambda client: client.state.watch("#").__anext__(),
+    "lock": lambda client: client.state.lock("k", timeout=0).acquire(),
+}
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_a_stream_that_a_live_server_never_answers_ends_in_time(name: str) -> None:
+    async def test(script: Script, client: Client) -> None:
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            with pytest.raises(RequestTimeoutError, match="no answer"):
+                await OPENINGS[name](client)
+
+    with_peer(lambda script, request: None, test, version=b"jebp/1.2", request_timeout_seconds=0.2)
+
+
+def test_a_stream_that_was_answered_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(script: Script, client: Client) -> None:
+        link = client._keeper.link
+        assert link is not None
+        async with client.consume("t", "g"), client.subscribe("a/#"):
+            link.check_calls(asyncio.get_running_loop().time() + 3_600, 7_200)
+            assert [call.deadline for call in link._calls.values()] == [inf, inf]
+            link.abort(ConnectionLostError("enough"))
+
+    with_peer(answer_openings, test, version=b"jebp/1.2", reconnect=False)
+
+
+def answer_openings(script: Script, request: Request) -> bytes | None:
+    """Answer the first message of `consume` and `subscribe`, and nothing else."""
+    assert isinstance(request, CallItems)
+    items: list[tuple[int, int, Data]] = []
+    for number, kind, body in request.items:
+        if kind == OPEN:
+            method, _ = msgspec.msgpack.decode(body)
+            first = Joined("explicit", 30.0, "none", False) if method == "consume" else Watching([True])
+            items.append((number, ITEM, msgspec.msgpack.encode(first)))
+    return encode_items(SERVER_HEAD, items) if items else None
+
+
+@pytest.mark.parametrize("name", ["consume", "subscribe"])
+def test_an_end_that_a_live_server_never_confirms_is_not_waited_for(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(script: Script, client: Client) -> None:
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            async with client.consume("t", "g") if name == "consume" else client.subscribe("a/#"):
+                pass
+        assert client.connected
+        assert caplog.messages == [f"{name}: the server has not confirmed the end for 0.2 s"]
+
+    with_peer(answer_openings, test, version=b"jebp/1.2", request_timeout_seconds=0.2)
 
 
 def test_callers_that_give_up_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

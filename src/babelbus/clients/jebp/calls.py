@@ -10,6 +10,7 @@ A lost connection: a call that is `safe` is sent again; any other call raises `O
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from math import inf
@@ -30,6 +31,8 @@ from babelbus.clients.jebp.errors import (
 from babelbus.clients.jebp.requests import GetLink
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.messages import CALL, Data
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MINOR_MIN = 2
@@ -79,6 +82,7 @@ class Stream:
     """
 
     deadline = inf
+    """Loop time after which a silent server ends the stream; `expect_answer` sets it, the next item removes it."""
 
     def __init__(self, method: str, link: Link, parameters: object) -> None:
         self.method = method
@@ -99,6 +103,7 @@ class Stream:
 
     def item(self, body: Data) -> None:
         """Append an item."""
+        self.deadline = inf
         self.items.append(body)
         self.wake()
 
@@ -113,8 +118,8 @@ class Stream:
         self.wake()
 
     def lost(self, error: ClientError) -> None:
-        """Handle the loss of the connection."""
-        self.error = error
+        """Handle the loss of the connection, or a server that did not answer in time."""
+        self.error = RequestTimeoutError(f"{self.method}: {error}") if isinstance(error, RequestTimeoutError) else error
         self.wake()
 
     def wake(self) -> None:
@@ -126,6 +131,10 @@ class Stream:
                     waiter.set_result(None)
 
     # -- the owner ---------------------------------------------------------------------------------------------------
+
+    def expect_answer(self, seconds: float) -> None:
+        """End the stream with `RequestTimeoutError` if nothing comes for so many seconds."""
+        self.deadline = self._loop.time() + seconds
 
     async def changed(self) -> None:
         """Wait until something comes."""
@@ -163,6 +172,20 @@ class Stream:
                 raise StopAsyncIteration
             await self.changed()
 
+    async def read_all(self, timeout_seconds: float) -> list[Data]:
+        """Return all items, when the server has ended the stream.
+
+        Raises:
+            RequestTimeoutError: nothing came for `timeout_seconds`.
+            ClientError: the stream ended before.
+        """
+        items = []
+        self.expect_answer(timeout_seconds)
+        async for body in self:
+            items.append(body)
+            self.expect_answer(timeout_seconds)
+        return items
+
     def close(self) -> None:
         """End the stream; what comes meanwhile is dropped."""
         if not self.ended_now:
@@ -175,12 +198,20 @@ class Stream:
         if not self.ended_now and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.close)
 
-    async def finish(self) -> None:
-        """End the stream; return when the server has handled all that was sent before, or the connection is lost."""
+    async def finish(self, timeout_seconds: float) -> None:
+        """End the stream; return when the server has handled all that was sent before, or the connection is lost.
+
+        A server that does not answer in time is like a lost connection: to leave raises no error.
+        """
         if not self.ended_now:
             self._link.end_call(self._number)
-        while not self.ended_now:
-            await self.changed()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while not self.ended_now:
+                    await self.changed()
+        except TimeoutError:
+            log.warning("%s: the server has not confirmed the end for %g s", self.method, timeout_seconds)
+            self.close()
 
     async def __aenter__(self) -> Self:
         return self

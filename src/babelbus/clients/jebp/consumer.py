@@ -82,6 +82,7 @@ class Consumer:
             LockedError: another member has the group for itself.
             BadArgumentError: a setting or a name is wrong.
             UnsupportedByServerError: the server is older than jebp/1.2.
+            RequestTimeoutError: there was no answer in time.
             ClientError: there is no connection.
         """
         if self._membership is None:
@@ -96,6 +97,7 @@ class Consumer:
         while True:
             link = await self._calls.link("consume", None if patient else self._calls.timeout_seconds)
             membership = Membership(link, self._request)
+            membership.expect_answer(self._calls.timeout_seconds)
             try:
                 while membership.joined is None and not membership.ended_now:
                     await membership.changed()
@@ -215,7 +217,7 @@ class Consumer:
         if membership is not None:
             membership.drop()
             membership.flush_acks()
-            await membership.finish()
+            await membership.finish(self._calls.timeout_seconds)
 
     async def __aenter__(self) -> Self:
         await self.join()

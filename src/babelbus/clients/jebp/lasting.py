@@ -37,6 +37,7 @@ class LastingStream:
             NoRightsError: the client has the right to nothing of a pattern.
             BadArgumentError: a pattern is wrong.
             UnsupportedByServerError: the server is older than jebp/1.2.
+            RequestTimeoutError: there was no answer in time.
             ClientError: there is no connection.
         """
         if self._stream is None:
@@ -50,6 +51,7 @@ class LastingStream:
     async def _open_now(self, *, patient: bool) -> Stream:
         while True:
             stream = await self._calls.stream(self._method, self._request, patient=patient)
+            stream.expect_answer(self._calls.timeout_seconds)
             try:
                 self._opened(await stream.first())
             except BaseException as error:
@@ -113,7 +115,7 @@ class LastingStream:
         self._closed = True
         stream, self._stream = self._stream, None
         if stream is not None:
-            await stream.finish()
+            await stream.finish(self._calls.timeout_seconds)
 
     async def __aenter__(self) -> Self:
         await self.begin()

@@ -59,6 +59,7 @@ class Lock:
 
         Raises:
             LockedError: somebody else held it all the time.
+            RequestTimeoutError: the server did not even say so, for `request_timeout_seconds` more.
             ClientError: there is no connection.
         """
         if self._stream is not None:
@@ -71,6 +72,8 @@ class Lock:
             link = await self._calls.link("state.lock", left if deadline is None else max(left or 0, 1))
             wait_ms = None if left is None else int(left * 1000)
             stream = _HeldStream(link, m.LockKey(self.key, wait_ms), self._lost)
+            if left is not None:
+                stream.expect_answer(left + self._calls.timeout_seconds)
             try:
                 await stream.first()
             except (ConnectionLostError, RequestTimeoutError):

@@ -126,6 +126,7 @@ class _Management:
         Raises:
             RequestError: the server refused; the kind of error says why.
             OutcomeUnknownError: the connection was lost before the answer to a change.
+            RequestTimeoutError: there was no answer in time.
             UnsupportedByServerError: the server is too old.
             ClientError: there is no connection.
         """
@@ -152,7 +153,7 @@ class _Management:
 
     async def _answer(self, stream: Stream) -> tuple[int, bytes]:
         async with stream:
-            parts = [bytes(part) async for part in stream]
+            parts = await stream.read_all(self._calls.timeout_seconds)
             assert stream.result is not None
             status, last = _decode_end(stream.result)
         return status, b"".join([*parts, last])

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
+from math import inf
 from operator import length_hint
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -190,6 +191,7 @@ class Membership(Stream):
     def item(self, body: Data) -> None:
         """Append a delivery; the first item says how the group works."""
         if self.joined is None:
+            self.deadline = inf
             self.joined = joined = _decode_joined(body)
             self.wake()
             if joined.ack == "explicit":

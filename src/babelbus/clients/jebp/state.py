@@ -135,8 +135,7 @@ class State:
             link = await self._calls.link(method, max(deadline - now(), 0))
             try:
                 async with Stream(method, link, parameters) as stream:
-                    bodies: list_[Data] = [body async for body in stream]
-                    return bodies, stream.result or b""
+                    return await stream.read_all(self._calls.timeout_seconds), stream.result or b""
             except (ConnectionLostError, RequestTimeoutError):
                 if not self._reconnect or now() >= deadline:
                     raise
@@ -195,6 +194,7 @@ class State:
 
         Raises:
             ConnectionLostError: the connection was lost, and the client does not reconnect.
+            RequestTimeoutError: the server did not begin in time.
             NoRightsError: nothing of the pattern may be read.
         """
         async with aclosing(self.watch_batches(pattern, unique=unique, present=present)) as batches:
@@ -211,6 +211,7 @@ class State:
             timeout_seconds = None if told.begun else self._calls.timeout_seconds
             link = await self._calls.link("state.watch", timeout_seconds)
             stream = _WatchStream("state.watch", link, m.WatchValues(pattern, unique))
+            stream.expect_answer(self._calls.timeout_seconds)
             try:
                 async for body in stream:
                     stream.waiting_bytes -= len(body)
@@ -219,8 +220,8 @@ class State:
                         yield changes
                 if not stream.overrun:
                     raise ConnectionLostError(f"the server ended the watch of {pattern!r}")
-            except (ConnectionLostError, RequestTimeoutError):
-                if not self._reconnect:
+            except (ConnectionLostError, RequestTimeoutError) as error:
+                if not self._reconnect or (isinstance(error, RequestTimeoutError) and not told.begun):
                     raise
             finally:
                 stream.close()
