@@ -383,6 +383,25 @@ def test_subscribing_needs_the_right_and_ends_with_it(
     assert text == "two"
 
 
+def test_a_refused_change_of_a_subscription_keeps_no_member_that_cannot_leave(house: House, stack: ExitStack) -> None:
+    topic = house.topic("sub/changed")
+    house.set(("alice", "consume", f"{topic}/#"), ("boss", "publish", topic))
+    client, other, boss = (
+        Tcp(house, stack, "alice", PASSWORD),
+        Tcp(house, stack, "alice", PASSWORD),
+        Http(house, stack, "boss", PASSWORD + "!"),
+    )
+    assert client.listen(topic) == (True, "success")
+    assert "no right" in client.listen(topic, "BROADCASTING")[1]
+    assert boss.publish(topic, "kept")[0]
+    assert client.hear() == "kept"
+    assert client.session.ask("UNSUBSCRIBE_REQUEST")["code"] == 0
+    assert other.listen(topic)[0]
+    for text in ("one", "two"):
+        assert boss.publish(topic, text)[0]
+    assert [other.hear(), other.hear()] == ["one", "two"]
+
+
 @EVERY
 def test_wrong_credentials_are_refused_and_delayed(kind: type[Client], house: House, stack: ExitStack) -> None:
     topic = house.topic(f"wrong/{kind.name}")

@@ -287,24 +287,26 @@ class Session(contract.Session):
                 continue
             if before is None and len(self._subscribed) >= self._hub.settings.subscriptions_max:
                 return f"{self._hub.settings.subscriptions_max} topics are subscribed to, which is the limit"
+            caller = self._caller
+            assert caller is not None
             try:
-                caller = self._caller
-                assert caller is not None
                 if wanted.mode == "CLUSTERING" or caller.principal.rights is not None:
                     await self._hub.ensure_place(wanted, self._agent.group_name, caller.principal)
                 else:
                     await self._hub.ensure_topic(wanted.topic, caller.principal)
-                if self not in self._hub.peers:
-                    return "the client is gone"
-                if before is not None:
-                    self._end(before)
-                subscribed = self._subscribed[wanted.topic] = Subscribed(
-                    wanted, self._caller or caller, self._outbox.peer
-                )
+            except BabelbusError as error:
+                return str(error)  # an earlier subscription to the topic stays
+            if self not in self._hub.peers:
+                return "the client is gone"
+            if before is not None:
+                self._end(before)
+            subscribed = self._subscribed[wanted.topic] = Subscribed(wanted, self._caller or caller, self._outbox.peer)
+            try:
                 if self._listening:
                     self._begin(subscribed)
             except BabelbusError as error:
-                self._subscribed.pop(wanted.topic, None)
+                del self._subscribed[wanted.topic]
+                self._end(subscribed)
                 return str(error)
         return ""
 
