@@ -14,6 +14,7 @@ from babelbus.wire.http import (
     HttpError,
     Request,
     RequestDecoder,
+    ResponseDecoder,
     encode_error,
     encode_response,
     encode_stream_head,
@@ -419,6 +420,28 @@ def test_what_a_client_asks_is_what_a_server_reads() -> None:
     data = encode_request("POST", "/x?y", [("X-A", "b")], b"body", host="h:1", keep_alive=False)
     headers = {"host": "h:1", "x-a": "b", "content-length": "4", "connection": "close"}
     assert read(data) == [Request("POST", "/x?y", headers, b"body", keep_alive=False)]
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\nab", b"ab"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b""),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab", None),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n", None),
+        (b"HTTP/1.1 200 OK\r\n", None),
+        (b"", None),
+    ],
+)
+def test_the_end_of_a_connection_completes_a_response_without_a_length(data: bytes, body: bytes | None) -> None:
+    decoder = ResponseDecoder()
+    decoder.receive_data(data)
+    assert decoder.responses() == []
+    response = decoder.receive_end()
+    assert (None if response is None else (response.status, response.body, response.keep_alive)) == (
+        None if body is None else (200, body, False)
+    )
+    assert decoder.receive_end() is None
 
 
 @given(st.text(alphabet="ab=&+%0aFf \u00e4\u20ac\n") | st.text())

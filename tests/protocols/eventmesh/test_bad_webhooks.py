@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import grpc
 import msgspec
@@ -136,6 +136,34 @@ def test_a_webhook_that_speaks_no_http_gets_the_message_again_and_then_no_more(
         assert subscribe_url(web, f"http://{url}", group, group)["retCode"] == 0
         publish(web, group, "x")
         live.until(lambda: is_dead(live, group))
+
+
+@pytest.mark.parametrize(("body", "is_taken"), [(b'{"retCode":0}', True), (b"", True), (b'{"retCode":3}', False)])
+def test_the_answer_of_a_webhook_may_end_with_its_connection(
+    live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, body: bytes, is_taken: bool
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    group = f"until-close-{body.decode()[11:12]}"
+    heard: list[str] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as file:
+            size, line = 0, file.readline()
+            method = line.split()[0]
+            while (line := file.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line[15:])
+            if b"content=" in (form := file.read(size)):
+                heard.append(parse_qs(form.decode())["content"][0])
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + (b"" if method == b"OPTIONS" else body))
+
+    with peer(serve) as url:
+        assert subscribe_url(web, f"http://{url}", group, group)["retCode"] == 0
+        publish(web, group, "one")
+        publish(web, group, "two")
+        live.until(lambda: live.server.broker.groups.get(group, group).info().lag == 0)
+    assert sorted(heard) == ["one", "two"]
+    assert is_dead(live, group) is not is_taken
 
 
 def test_a_webhook_with_a_certificate_of_its_own_making_gets_nothing(

@@ -189,6 +189,11 @@ class _Connection(asyncio.Protocol):
         call.resolve()
 
     def eof_received(self) -> bool:
+        response = self._decoder.receive_end()
+        if response is not None and self.call is not None:
+            call, self.call = self.call, None
+            call.response = response
+            call.resolve()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -88,6 +88,14 @@ class ResponseDecoder:
             raise self.error
         return responses
 
+    def receive_end(self) -> Response | None:
+        """Return the response whose body the end of the connection completes (RFC 9112, 6.3); others are cut off."""
+        head = self._head
+        if head is None or self._left != UNTIL_CLOSE or self.error is not None:
+            return None
+        self._head = None
+        return Response(head.status, head.reason, head.headers, self.take_body(), keep_alive=False)
+
     @property
     def begun(self) -> Response | None:
         """The response whose head is complete and whose body is not, with an empty body: a stream of events, maybe."""
