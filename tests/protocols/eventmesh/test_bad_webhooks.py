@@ -451,6 +451,22 @@ def test_webhooks_of_a_principal_have_a_limit(tmp_path: Path) -> None:
         assert subscribe_url(web, other, "b", "g")["retCode"] == 0
 
 
+def test_a_heartbeat_makes_no_topics_of_webhooks_over_the_limit(tmp_path: Path) -> None:
+    with serving(tmp_path, webhook_consent=False, subscriptions_max=3) as (live, web):
+
+        def beat(*topics: str) -> int:
+            beats = json.dumps([{"topic": topic, "url": "http://127.0.0.1:1/"} for topic in topics])
+            fields = {"clientType": "SUB", "consumerGroup": "g", "heartbeatEntities": beats}
+            return int(ask(web, "203", fields)["retCode"])
+
+        assert beat("a", "b", "b", "c", "d") == 21
+        assert not any(map(live.server.broker.has_topic, "abcd"))
+        assert beat("a", "b", "b", "c") == 0
+        assert beat("a", "b", "c", "d") == 21
+        assert not live.server.broker.has_topic("d")
+        assert sorted(topic for topic, _ in entries(live)) == ["a", "b", "c"]
+
+
 def test_a_webhook_that_a_quota_refuses_is_not_kept(tmp_path: Path) -> None:
     made = EventmeshSettings(
         tcp_port=0, http_port=0, grpc_port=0, webhook_networks="127.0.0.0/8", webhook_consent=False

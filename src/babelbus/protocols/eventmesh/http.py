@@ -90,7 +90,7 @@ _decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class _Beat(msgspec.Struct):
+class _Beat(msgspec.Struct, frozen=True):
     topic: str
     url: str
 
@@ -371,15 +371,22 @@ class WebSession(IdleSession):
             beats = _decode_beats(asked.need("heartbeatEntities", "heartbeatentities"))
         except m.UNREADABLE as error:
             raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
-        promises = []
-        for beat in beats:
-            if not self._webhooks.beat(group, beat.topic, beat.url, asked.principal):
-                item, idc, pid = SubscriptionItem(beat.topic), asked.get("idc"), asked.get("pid")
-                saved = self._save_webhook(group, [item], beat.url, idc, pid, asked.principal)
-                saved.when_done(partial(self._beat_again, group, beat, asked.principal))
-                promises.append(saved)
-        done = all_of(promises)
+        known, principal = self._webhooks.beat, asked.principal
+        unknown = [beat for beat in dict.fromkeys(beats) if not known(group, beat.topic, beat.url, principal)]
+        try:
+            self._webhooks.check_room(principal, len(unknown))
+        except BabelbusError as error:
+            done = Promise.refused(error)
+        else:
+            done = all_of([self._add_webhook(asked, group, beat) for beat in unknown])
         return done, lambda: self._encode_outcome(asked.request, done, HEARTBEAT_ERROR)
+
+    def _add_webhook(self, asked: _Asked, group: str, beat: _Beat) -> Promise:
+        """Subscribe a webhook that sends heartbeats and is not known (4.7)."""
+        item, idc, pid = SubscriptionItem(beat.topic), asked.get("idc"), asked.get("pid")
+        saved = self._save_webhook(group, [item], beat.url, idc, pid, asked.principal)
+        saved.when_done(partial(self._beat_again, group, beat, asked.principal))
+        return saved
 
     def _beat_again(self, group: str, beat: _Beat, principal: Identity | None, _: Promise) -> None:
         self._webhooks.beat(group, beat.topic, beat.url, principal)

@@ -436,9 +436,21 @@ class Webhooks:
         Raises:
             BabelbusError: it has as many as it may.
         """
-        limit = self.hub.settings.subscriptions_max
         more = {entry.topic for entry in entries if self._entry(entry) is None}
-        if more and self._counts[entries[0].owner] + len(more) > limit:
+        if more:
+            self._check_count(entries[0].owner, len(more))
+
+    def check_room(self, principal: Identity | None, count: int) -> None:
+        """Check that a principal may have so many webhooks more, before topics are made for them.
+
+        Raises:
+            BabelbusError: it may not.
+        """
+        self._check_count("" if principal is None else principal.name, count)
+
+    def _check_count(self, owner: str, count: int) -> None:
+        limit = self.hub.settings.subscriptions_max
+        if count and self._counts[owner] + count > limit:
             raise BabelbusError(f"{limit} webhooks for topics are the limit of a principal: end some first")
 
     def unsubscribe(
