@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from babelbus.core.access import CLIENT
+from babelbus.core.request import Question, Reply
+from babelbus.core.subject import exactly
 from babelbus.web import requests
+from tests.support.bus import Bus, in_loop
 from tests.support.server import LiveServer, configure
 from tests.web.test_state import Answer, Api
 
@@ -141,6 +145,23 @@ def test_every_group_is_asked_and_the_first_reply_counts(api: Api) -> None:
         assert reply(api, second, number=numbers[1], payload="b")
         assert not reply(api, first, number=numbers[0], payload="a")
         assert asked.answer()[1]["payload"] == "b"
+
+
+@pytest.mark.parametrize("group", ["a", "b"])
+@in_loop
+async def test_others_answer_a_question_whose_responder_goes(group: str) -> None:
+    bus = Bus()
+    pool, responder = requests._Pool(bus.broker, "s", "a"), requests._Responder(1, None, CLIENT)
+    questions: list[Question] = []
+    pool.join(responder)
+    bus.broker.responders.add(exactly("s"), questions.append, group, CLIENT)
+    request = bus.broker.request("s", b"?", (), bus.clock.monotonic() + 10, CLIENT)
+    assert responder.held
+    assert pool.leave(responder)
+    assert [question.key for question in questions] == [request.key]
+    assert bus.broker.respond(request.key, Reply(b"!"))
+    assert request.error is None
+    await bus.broker.close()
 
 
 def test_limits_hold(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from aiohttp import web
 from babelbus.clock import Clock
 from babelbus.core.access import Action, Identity, may, refusal
 from babelbus.core.broker import Broker
-from babelbus.core.request import NoRespondersError, Question, Reply, RequestFailedError, TooManyRequestsError
+from babelbus.core.request import Question, Reply, RequestFailedError, TooManyRequestsError
 from babelbus.core.router import Subscription
 from babelbus.core.state import size_fault
 from babelbus.core.subject import exactly
@@ -185,14 +185,14 @@ class _Pool:
     def _ask(self, question: Question) -> None:
         if len(self._waiting) >= QUESTIONS_MAX or self._size_bytes >= QUEUE_BYTES_MAX:
             text = f"{len(self._waiting)} requests wait for the responders of {self.subject!r}, no more are taken"
-            self._broker.refuse(question.key, TooManyRequestsError(text))
+            self._broker.responders.requests.decline(question.key, TooManyRequestsError(text))
             return
         self._waiting.append(question)
         self._size_bytes += _size_of(question)
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Send the questions that wait to responders who may have them; without any, the requesters are told."""
+        """Send the questions that wait to responders who may have them; without any, to others of the group."""
         waits = self._broker.responders.requests.waits
         while self._waiting:
             granted = [one for one in self._responders if may(one.principal, Action.SUBSCRIBE, self.subject)]
@@ -204,7 +204,7 @@ class _Pool:
             if not waits(question.key):  # the time is over, or another group was faster
                 continue
             if not free:
-                self._broker.refuse(question.key, NoRespondersError(f"the responders of {self.subject!r} have gone"))
+                self._broker.responders.pass_on(question, self._group)
                 continue
             responder = min(free, key=lambda one: len(one.held))
             responder.deliver(question)

@@ -277,6 +277,20 @@ def test_more_questions_than_may_wait_are_refused(tmp_path: Path, monkeypatch: p
     with_bus(tmp_path, test)
 
 
+def test_a_full_responder_leaves_a_request_to_another_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "QUESTIONS_MAX", 1)
+
+    async def test(bus: Bus, client: Client) -> None:
+        async def work() -> None:
+            for _ in range(3):  # one is sent to the slow group, one waits there, and one finds no room
+                assert (await client.request("calc/x")).payload == b"!"
+
+        async with client.respond("calc/+", group="slow", window=1):
+            await answering(client, lambda question: question.reply(b"!"), work, group="other")
+
+    with_bus(tmp_path, test)
+
+
 def test_a_responder_answers_again_after_a_lost_connection(tmp_path: Path) -> None:
     async def test(bus: Bus, client: Client) -> None:
         async with bus.client() as mine:

@@ -12,6 +12,7 @@ import msgspec
 from babelbus.core.access import Action, Narrowing, may, refusal
 from babelbus.core.request import Question, Reply, Request, RequestFailedError, TooManyRequestsError
 from babelbus.core.subject import PathPattern, text_of
+from babelbus.errors import BabelbusError
 from babelbus.protocols.jebp.call_messages import Answer, Ask, Asked, Respond
 from babelbus.protocols.jebp.calls.call import Call, Method, Stream
 from babelbus.protocols.jebp.calls.errors import CallRefusedError
@@ -77,15 +78,19 @@ class Responder(Stream):
 
     def _ask(self, question: Question) -> None:
         if not may(self._call.principal, Action.SUBSCRIBE, question.subject):
-            self._call.broker.refuse(question.key, refusal(self._call.principal, Action.SUBSCRIBE, question.subject))
+            self._decline(question, refusal(self._call.principal, Action.SUBSCRIBE, question.subject))
             return
         if len(self._waiting) >= QUESTIONS_MAX or self._waiting_bytes >= QUEUE_BYTES_MAX:
             text = f"{len(self._waiting)} requests wait for a responder of {question.subject!r}, no more are taken"
-            self._call.broker.refuse(question.key, TooManyRequestsError(text))
+            self._decline(question, TooManyRequestsError(text))
             return
         self._waiting.append(question)
         self._waiting_bytes += len(question.payload or b"")
         self._drain()
+
+    def _decline(self, question: Question, error: BabelbusError) -> None:
+        """Record why the client does not get a question: another group may still reply."""
+        self._call.broker.responders.requests.decline(question.key, error)
 
     def _drain(self) -> None:
         responders = self._call.broker.responders
@@ -100,7 +105,7 @@ class Responder(Stream):
             body = _encode(asked)
             if len(body) > self._call.body_bytes_max:
                 error = RequestFailedError(f"the request of {len(body)} bytes is over the responder's frame limit")
-                self._call.broker.refuse(question.key, error)
+                self._decline(question, error)
                 continue
             self._held[number] = question
             self._call.send(body)
