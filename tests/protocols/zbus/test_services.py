@@ -150,6 +150,17 @@ async def test_a_question_that_is_no_message_is_refused_and_one_to_a_removed_mq_
 
 
 @in_loop
+async def test_a_service_that_cannot_be_asked_leaves_the_request_to_another_group() -> None:
+    house = House()
+    await service(house)
+    asked = answers(house, None)
+    request = ask(house, headers=tuple((b"h%d" % number, b"") for number in range(101)))
+    [question] = asked
+    assert house.bus.broker.respond(question.key, Reply(b"4"))
+    assert request.error is None
+
+
+@in_loop
 async def test_a_server_that_stops_tells_who_asked_a_service() -> None:
     house = House()
     await service(house)
