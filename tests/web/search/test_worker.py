@@ -1,6 +1,8 @@
 """The work of the process that searches: short stretches, rests between them, and blocks that are passed."""
 
 import os
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from babelbus.clock import ManualClock
 from babelbus.records.format import encode_payloads
-from babelbus.web.search.tasks import Task
+from babelbus.web.search import worker
+from babelbus.web.search.tasks import Task, encode, frame
 from babelbus.web.search.worker import (
     LATE_SECONDS,
     PIECE_BYTES,
@@ -107,6 +110,25 @@ def test_a_search_works_where_no_priority_may_be_changed() -> None:
         "    for _ in range(worker.RESTS_TO_IDLE): pace.rested(late)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_process_whose_server_was_killed_ends_without_a_word(answered: bool) -> None:
+    ours, theirs = socket.socketpair()
+    task = frame(encode(Task('payload = "x"', "t", "", 0, 0, 0, 0, 1, 0.0, b"")))
+    with theirs:
+        ours.sendall(task)
+        if not answered:
+            ours.close()
+        process = subprocess.Popen(
+            [sys.executable, "-m", worker.__name__, str(theirs.fileno())],
+            stderr=subprocess.PIPE,
+            pass_fds=(theirs.fileno(),),
+        )
+    if answered:
+        select.select([ours], [], [])
+        ours.close()  # with the answer unread: that resets the connection
+    assert (process.communicate()[1], process.returncode) == (b"", 0)
 
 
 def test_records_in_a_file_and_in_a_task_are_searched_in_short_pieces(tmp_path: Path) -> None:

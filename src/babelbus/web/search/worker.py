@@ -213,9 +213,9 @@ def _set_policy(is_idle: bool) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Answer tasks until the server closes the connection."""
+    """Answer tasks until the server closes the connection, or is killed."""
     clock, pace = SystemClock(), step_back()
-    with socket.socket(fileno=descriptor) as connection:
+    with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
         while True:
             head, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
             head += _receive(connection, LENGTH.size - len(head))
