@@ -532,6 +532,15 @@ async def test_a_topic_whose_engine_refuses_to_remove_it_is_gone_and_can_be_made
 
 
 @in_loop
+async def test_a_thousand_changes_of_one_topic_that_wait_for_each_other_all_end() -> None:
+    bus = Bus()
+    bus.broker._catalog.fit = Fit()  # its calls wait: each change is made in a thread
+    changes = await done([bus.broker.create_topic("a", principal=SERVER) for _ in range(1000)])
+    assert [change.error for change in changes if not isinstance(change.error, TopicExistsError)] == [None]
+    await bus.broker.close()
+
+
+@in_loop
 async def test_changes_of_one_topic_are_made_in_the_order_in_which_they_were_asked_for() -> None:
     clock = ManualClock(NOW)
     bus = Bus()

@@ -374,7 +374,9 @@ class Catalog(TopicRights):
         finally:
             if self._changes[name] is done:
                 del self._changes[name]
-            done.resolve()
+                done.resolve()
+            else:  # in a turn of its own: of a thousand changes, each would begin inside of the one before
+                self._loop.call_soon(done.resolve)
 
     async def _create(
         self,

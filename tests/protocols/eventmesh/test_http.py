@@ -16,7 +16,7 @@ from babelbus.protocols.eventmesh.calls import Allowed, Origin, TargetRefusedErr
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import SETTINGS, MeshClient
 from tests.support.server import LiveServer, configure
-from tests.support.zbus import HttpClient
+from tests.support.zbus import HttpClient, request_of
 
 IDENTITY = {"env": "t", "idc": "d", "ip": "1.1.1.1", "pid": "7", "sys": "1234", "version": "1.0", "language": "JAVA"}
 Answer = tuple[int, bytes, dict[str, str]]
@@ -358,6 +358,18 @@ def test_the_uri_api_publishes_subscribes_and_makes_topics(web: HttpClient) -> N
         answer = json.loads(response.body)
         assert (answer["retCode"], answer["retMsg"]) == (18, answer["retMessage"])
         assert web.ask("POST", "/eventmesh/nothing", b"{}").status == 404
+
+
+def test_a_thousand_first_publications_to_a_topic_are_all_answered(live: LiveServer) -> None:
+    form = urlencode({"producergroup": "P", "topic": "http/first", "content": "x"}).encode()
+    publications = request_of("POST", "/", form, code="104") * 100
+    with ExitStack() as stack:
+        address = live.server.addresses["eventmesh-http"]
+        clients = [stack.enter_context(HttpClient(address)) for _ in range(10)]
+        for client in clients:
+            client.send(publications)
+        answers = [json.loads(client.next().body)["retCode"] for client in clients for _ in range(100)]
+    assert answers == [0] * 1000
 
 
 def test_answers_of_both_apis_on_one_connection_keep_their_own_heads(web: HttpClient) -> None:
