@@ -24,7 +24,7 @@ from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import FolderStore
 from babelbus.storage.files import LocalFiles
-from babelbus.web.search.worker import WORK_SECONDS, step_back
+from babelbus.web.search.worker import WORK_SECONDS, Pace, idle_thread, step_back
 from babelbus.web.token import read_token
 from bench.frame import Reading, figure
 from bench.workload import scratch_folder
@@ -181,8 +181,13 @@ def spinning() -> Iterator[None]:
 
 
 def _spin(pipe: Connection) -> None:
-    pace = step_back()
+    step_back()
     pipe.send(None)
+    idle_thread().submit(_spin_until_told, pipe).result()
+
+
+def _spin_until_told(pipe: Connection) -> None:
+    pace = Pace(SystemClock())
     while not pipe.poll():
         until = time.perf_counter() + BLOCK_SECONDS
         while time.perf_counter() < until:

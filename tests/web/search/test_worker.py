@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.clock import ManualClock
+from babelbus.clock import Clock, ManualClock
 from babelbus.records.format import encode_payloads
 from babelbus.web.search import worker
-from babelbus.web.search.tasks import Task, encode, frame
+from babelbus.web.search.tasks import Outcome, Task, encode, frame
 from babelbus.web.search.worker import (
     LATE_SECONDS,
     PIECE_BYTES,
@@ -24,11 +25,10 @@ from babelbus.web.search.worker import (
     RESTS_TO_IDLE,
     WORK_SECONDS,
     Pace,
+    Worker,
     do,
 )
 from tests.support.bus import NOW
-
-CAP_SYS_NICE = 1 << 23
 
 
 class Sleeper:
@@ -38,8 +38,7 @@ class Sleeper:
         self.clock = ManualClock(NOW)
         self.late = 0.0
         self.slept: list[float] = []
-        self.idle: list[bool] = []
-        self.pace = Pace(self.clock, self.sleep, self.idle.append)
+        self.pace = Pace(self.clock, self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -59,45 +58,58 @@ def test_a_stretch_of_work_ends_with_a_rest() -> None:
     assert sleeper.slept == [REST_SECONDS] * 3
 
 
-def test_a_process_is_idle_after_many_prompt_rests_and_nice_after_a_late_one() -> None:
+def test_the_machine_is_calm_after_many_prompt_rests_and_busy_after_a_late_one() -> None:
     sleeper = Sleeper()
 
-    def rest(count: int) -> None:
-        for _ in range(count):
+    def is_calm_after(rests: int) -> bool:
+        for _ in range(rests):
             assert sleeper.work(WORK_SECONDS * 1.01)
+        return sleeper.pace.is_calm
 
-    rest(RESTS_TO_IDLE - 1)
-    assert sleeper.idle == []
-    rest(RESTS_TO_IDLE)
-    assert sleeper.idle == [True]
+    assert not is_calm_after(RESTS_TO_IDLE - 1)
+    assert is_calm_after(RESTS_TO_IDLE)
     sleeper.late = LATE_SECONDS
-    rest(2)
-    assert sleeper.idle == [True, False]
+    assert not is_calm_after(2)
     sleeper.late = 0.0
-    rest(RESTS_TO_IDLE - 1)
-    assert sleeper.idle == [True, False]
-    rest(1)
-    assert sleeper.idle == [True, False, True]
+    assert not is_calm_after(RESTS_TO_IDLE - 1)
+    assert is_calm_after(1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="idle processes are a thing of Linux")
-@pytest.mark.parametrize("capable", [True, False])
-def test_a_process_of_linux_is_idle_if_it_may_be_nice_again(capable: bool) -> None:
-    capabilities = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
-    if capable and not int(capabilities, 16) & CAP_SYS_NICE:
-        pytest.skip("needs CAP_SYS_NICE")
-    code = (  # the answer of a system is kept, so each has a process
-        "import os, resource; from babelbus.web.search import worker; policies = []\n"
-        "resource.setrlimit(resource.RLIMIT_NICE, (0, 0))\n"
-        f"if not {capable} and os.geteuid() == 0: os.setuid(65534)\n"
-        "pace = worker.step_back()\n"
-        "for late in (0, 1, 0):\n"
-        "    for _ in range(worker.RESTS_TO_IDLE): pace.rested(late)\n"
-        "    policies.append(os.sched_getscheduler(0) == os.SCHED_IDLE)\n"
-        "print(*policies, os.nice(0))"
+def test_a_nice_thread_does_the_task_that_the_idle_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper, at_work = Sleeper(), list[tuple[int, bool]]()
+
+    def do(task: Task, file: int, clock: Clock, pace: Pace) -> Outcome:
+        at_work.append((threading.get_ident(), pace.is_idle))
+        sleeper.work(WORK_SECONDS * 1.01)
+        return Outcome([], file, 0, 0, 0)
+
+    monkeypatch.setattr(worker, "do", do)
+    task = Task("", "t", "", 0, 0, 0, 0, 1, 0.0)
+    threads = Worker(sleeper.clock, sleeper.pace)
+    for _ in range(RESTS_TO_IDLE + 1):
+        assert threads.do(task, 7).position == 7
+    sleeper.late = LATE_SECONDS
+    assert threads.do(task, 8).position == 8
+    here = threading.get_ident()
+    assert at_work[:RESTS_TO_IDLE] == [(here, False)] * RESTS_TO_IDLE
+    assert [(ident == here, is_idle) for ident, is_idle in at_work[-3:]] == [
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="idle threads are a thing of Linux")
+def test_without_any_right_one_thread_is_idle_and_one_is_nice() -> None:
+    code = (
+        "import os; from babelbus.web.search import worker\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "worker.step_back(); idle = worker.idle_thread()\n"
+        "policies = [idle.submit(os.sched_getscheduler, 0).result(), os.sched_getscheduler(0)]\n"
+        "print(policies == [os.SCHED_IDLE, os.SCHED_OTHER], os.nice(0))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(capable), "False", str(capable), "10"]
+    assert done.stdout.split() == ["True", "10"]
 
 
 def test_a_search_works_where_no_priority_may_be_changed() -> None:
@@ -105,11 +117,10 @@ def test_a_search_works_where_no_priority_may_be_changed() -> None:
         "import os; from babelbus.web.search import worker\n"
         "def refuse(*_): raise PermissionError\n"
         "os.nice = os.sched_setscheduler = refuse\n"
-        "pace = worker.step_back()\n"
-        "for late in (0, 1):\n"
-        "    for _ in range(worker.RESTS_TO_IDLE): pace.rested(late)"
+        "worker.step_back(); print(worker.idle_thread().submit(int, '7').result())"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["7"]
 
 
 @pytest.mark.parametrize("answered", [True, False])

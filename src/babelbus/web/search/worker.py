@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 
 from babelbus.clock import Clock, SystemClock
 from babelbus.core.access.root import root_of
@@ -42,47 +42,71 @@ def compiled(text: str, topic: str, root: str) -> Filter:
     return Filter(text, topic, root_of(root) if root else None)
 
 
+class BusyError(Exception):
+    """The machine is busy: an idle thread would get next to nothing of it."""
+
+
 class Pace:
-    """The rests of this process, and its priority.
+    """The rests of the thread that works; they say whether the machine is calm, so that an idle thread comes on."""
 
-    Linux stops an idle process at once for a thread of its own session or control group, such as the server's. Others
-    wait for the end of a slice, about four milliseconds, or until this process sleeps. On a machine that is busy all
-    the time an idle process would get next to nothing, so it is a nice one then. Where Linux does not let it change
-    back, it is never idle.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        sleep: Callable[[float], None] = time.sleep,
-        set_idle: Callable[[bool], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, clock: Clock, sleep: Callable[[float], None] = time.sleep) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._set_idle = set_idle
         self._begun = clock.monotonic()
         self._prompt = 0
         """Rests since the last one that was late."""
+        self.is_idle = False
+        """Whether an idle thread works."""
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the last rests were prompt."""
+        return self._prompt >= RESTS_TO_IDLE
 
     def rest(self) -> None:
-        """Wait a moment if the stretch of work is over."""
+        """Wait a moment if the stretch of work is over.
+
+        Raises:
+            BusyError: an idle thread waited for long.
+        """
         now = self._clock.monotonic()
         if now - self._begun < WORK_SECONDS:
             return
         self._sleep(REST_SECONDS)
         self._begun = self._clock.monotonic()
-        self.rested(self._begun - now)
-
-    def rested(self, seconds: float) -> None:
-        """Set the priority after a rest that took so long."""
-        if seconds < LATE_SECONDS:
+        if self._begun - now < LATE_SECONDS:
             self._prompt += 1
-            if self._prompt == RESTS_TO_IDLE:
-                self._set_idle(True)
         else:
-            if self._prompt >= RESTS_TO_IDLE:
-                self._set_idle(False)
             self._prompt = 0
+            if self.is_idle:
+                raise BusyError
+
+
+class Worker:
+    """The two threads that search, of which one works at a time.
+
+    Linux stops an idle thread at once for a thread of the same session or control group, such as the server's. Others
+    wait for the end of a slice, about four milliseconds, or until this process sleeps. On a machine that is busy all
+    the time a nice thread takes over. There are two threads, since few processes have the right to end being idle.
+    """
+
+    def __init__(self, clock: Clock, pace: Pace) -> None:
+        self._clock = clock
+        self._pace = pace
+        self._idle = idle_thread()
+
+    def do(self, task: Task, file: int) -> Outcome:
+        """Return the outcome of a task."""
+        pace = self._pace
+        if pace.is_calm:
+            pace.is_idle = True
+            try:
+                return self._idle.submit(do, task, file, self._clock, pace).result()
+            except BusyError:
+                pass  # a task can be done again
+            finally:
+                pace.is_idle = False
+        return do(task, file, self._clock, pace)
 
 
 def do(task: Task, file: int, clock: Clock, pace: Pace) -> Outcome:
@@ -172,49 +196,28 @@ def _pass(
     return Scanned([], stop - position, task.block_records, next_offset, timestamp_of(head))
 
 
-def step_back() -> Pace:
-    """Set a low priority, and return the pace that keeps it: a publisher that wakes up must not wait for a search."""
+def step_back() -> None:
+    """Set a low priority: a publisher that wakes up must not wait for a search."""
     with contextlib.suppress(OSError):  # a sandbox may refuse: the rests are left
         os.nice(NICENESS)
-    return Pace(SystemClock(), set_idle=_set_idle)
 
 
-def _set_idle(is_idle: bool) -> None:
-    if _may_be_idle_for_a_time():
-        _set_policy(is_idle)
+def idle_thread() -> ThreadPoolExecutor:
+    """Return a thread that works when the processor has nothing else to do, on Linux."""
+    return ThreadPoolExecutor(1, initializer=_become_idle)
 
 
-@cache
-def _may_be_idle_for_a_time() -> bool:
-    """Return whether this process may become idle and nice again; on a busy machine the answer takes long.
-
-    Linux lets an idle process become a nice one only with CAP_SYS_NICE or an RLIMIT_NICE of `20 - NICENESS`; sandboxes
-    refuse both changes, and the musl C library has neither.
-    """
-    if sys.platform != "linux":
-        return False
-    refusals: list[OSError] = []
-
-    def attempt() -> None:
-        try:
-            _set_policy(is_idle=True)
-            _set_policy(is_idle=False)
-        except OSError as error:
-            refusals.append(error)
-
-    thread = threading.Thread(target=attempt)  # the policy is that of a thread: this one may stay idle
-    thread.start()
-    thread.join()
-    return not refusals
-
-
-def _set_policy(is_idle: bool) -> None:
-    os.sched_setscheduler(0, os.SCHED_IDLE if is_idle else os.SCHED_OTHER, os.sched_param(0))
+def _become_idle() -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # refused by a sandbox; the C library musl has it not
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def main(descriptor: int) -> None:
     """Answer tasks until the server closes the connection, or is killed."""
-    clock, pace = SystemClock(), step_back()
+    step_back()
+    clock = SystemClock()
+    worker = Worker(clock, Pace(clock))
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
         while True:
             head, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
@@ -222,7 +225,7 @@ def main(descriptor: int) -> None:
             task = decode_task(_receive(connection, LENGTH.unpack(head)[0]))
             signal.alarm(TASK_SECONDS)  # a server that was killed cannot end the process
             try:
-                outcome = do(task, files[0] if files else -1, clock, pace)
+                outcome = worker.do(task, files[0] if files else -1)
             finally:
                 signal.alarm(0)
                 for file in files:
