@@ -19,6 +19,7 @@ from babelbus.records.format import encode_payloads
 from babelbus.web.search import worker
 from babelbus.web.search.tasks import Outcome, Task, encode, frame
 from babelbus.web.search.worker import (
+    CALM_SECONDS,
     LATE_SECONDS,
     PIECE_BYTES,
     REST_SECONDS,
@@ -73,6 +74,11 @@ def test_the_machine_is_calm_after_many_prompt_rests_and_busy_after_a_late_one()
     sleeper.late = 0.0
     assert not is_calm_after(RESTS_TO_IDLE - 1)
     assert is_calm_after(1)
+    sleeper.pace.begin()
+    assert sleeper.pace.is_calm
+    sleeper.clock.advance(CALM_SECONDS * 1.01)
+    sleeper.pace.begin()
+    assert not sleeper.pace.is_calm
 
 
 def test_a_nice_thread_does_the_task_that_the_idle_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:

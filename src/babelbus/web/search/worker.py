@@ -34,6 +34,8 @@ LATE_SECONDS = 0.01
 """A rest that takes longer says that others want the processor all the time."""
 RESTS_TO_IDLE = 1_000
 """So many rests in a row, none of them late, take a quarter of a second."""
+CALM_SECONDS = 10.0
+"""So long rests of an earlier task count: on a busy machine an idle thread takes seconds to notice."""
 
 
 @lru_cache(16)
@@ -62,6 +64,11 @@ class Pace:
     def is_calm(self) -> bool:
         """Whether the last rests were prompt."""
         return self._prompt >= RESTS_TO_IDLE
+
+    def begin(self) -> None:
+        """Begin a task: rests of long ago say nothing."""
+        if self._clock.monotonic() - self._begun > CALM_SECONDS:
+            self._prompt = 0
 
     def rest(self) -> None:
         """Wait a moment if the stretch of work is over.
@@ -98,6 +105,7 @@ class Worker:
     def do(self, task: Task, file: int) -> Outcome:
         """Return the outcome of a task."""
         pace = self._pace
+        pace.begin()
         if pace.is_calm:
             pace.is_idle = True
             try:
