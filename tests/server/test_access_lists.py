@@ -186,7 +186,7 @@ def test_names_that_a_line_cannot_hold_as_they_are_come_back(name: str) -> None:
 def test_the_list_of_topics_keeps_comments_order_and_what_is_just_being_added() -> None:
     folder = Folder(topics="# ours\nb 2\n\n# theirs\na\ngone\n")
     folder.lists.write_topics([("a", 1), ("b", 2), ("c", 1)])
-    assert folder.read("topics") == "# ours\nb 2\n\n# theirs\na\nc 1\n"
+    assert folder.read("topics") == "# ours\nb 2\n\n# theirs\na 1\nc 1\n"
     folder.write("topics", folder.read("topics") + "by-hand 4\n")
     folder.lists.write_topics([("a", 5), ("c", 1), ("d", 1)])
     assert folder.read("topics") == "# ours\n\n# theirs\na 5\nc 1\nby-hand 4\nd 1\n"

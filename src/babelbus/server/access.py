@@ -145,6 +145,7 @@ class AccessLists:
         """Update the list of topics; comments, order, and topics that an operator is just adding by hand stay."""
         left = dict(topics)
         before, self._written = self._written, set(left)
+        ends = {count: f" {count}" for count in set(left.values())}
         lines = []
         for old in self._read(TOPICS_NAME).splitlines():
             line = old.strip()
@@ -152,12 +153,12 @@ class AccessLists:
                 lines.append(old)
                 continue
             try:
-                name, listed = _read_topic(line)
+                name, _ = _read_topic(line)
             except UnicodeDecodeError:
-                name, listed = "", 0
+                name = ""
             count = left.pop(name, None)
             if count is not None:  # most lines stay as they are: to encode ten thousand names takes 10 ms
-                lines.append(old if count == listed else f"{_encode_name(name)} {count}")
+                lines.append(old if old.endswith(ends[count]) else _encode_name(name) + ends[count])
             # At the first write what is not there was removed, later only what was there before.
             elif before is not None and name not in before and name not in self._written:
                 lines.append(old)
