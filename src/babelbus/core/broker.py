@@ -326,6 +326,10 @@ class Broker(Catalog):
         """End a request that its responder cannot answer; nothing happens if nobody waits for the reply any more."""
         self.responders.requests.refuse(key, error)
 
+    def decline(self, key: Key, error: BabelbusError) -> None:
+        """Record that a responder did not take a request; if nobody else was asked, it ends with the error."""
+        self.responders.requests.decline(key, error)
+
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)

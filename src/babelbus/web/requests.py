@@ -185,7 +185,7 @@ class _Pool:
     def _ask(self, question: Question) -> None:
         if len(self._waiting) >= QUESTIONS_MAX or self._size_bytes >= QUEUE_BYTES_MAX:
             text = f"{len(self._waiting)} requests wait for the responders of {self.subject!r}, no more are taken"
-            self._broker.responders.requests.decline(question.key, TooManyRequestsError(text))
+            self._broker.decline(question.key, TooManyRequestsError(text))
             return
         self._waiting.append(question)
         self._size_bytes += _size_of(question)

@@ -108,7 +108,7 @@ class Services:
             timestamp, payload = topic.stamp(), question.payload or b""
             bodies = self._recorder.encode(call_of(question), (request_id,), (payload,), timestamp)
         except RequestError as error:
-            self._broker.responders.requests.decline(question.key, RequestFailedError(error.text))
+            self._broker.decline(question.key, RequestFailedError(error.text))
             return
         call = self._calls.begin(question.subject, (self.id, request_id), question.deadline)
         call.when_done(partial(self._answered, question))
@@ -132,7 +132,7 @@ class Services:
             elif not isinstance(call.error, RequestTimeoutError):  # the requester has the same deadline
                 raise call.error or RequestAbandonedError("the server stops")
         except BabelbusError as error:
-            self._broker.responders.requests.decline(question.key, error)
+            self._broker.decline(question.key, error)
 
 
 def call_of(question: Question) -> Message:

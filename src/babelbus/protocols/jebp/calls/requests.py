@@ -90,7 +90,7 @@ class Responder(Stream):
 
     def _decline(self, question: Question, error: BabelbusError) -> None:
         """Record why the client does not get a question: another group may still reply."""
-        self._call.broker.responders.requests.decline(question.key, error)
+        self._call.broker.decline(question.key, error)
 
     def _drain(self) -> None:
         responders = self._call.broker.responders
