@@ -16,6 +16,7 @@ from babelbus.core.request import (
     TooManyRequestsError,
 )
 from babelbus.core.subject import below, exactly
+from babelbus.errors import BabelbusError
 from tests.support.bus import Bus, in_loop
 
 
@@ -29,6 +30,10 @@ def late_replies(bus: Bus) -> float | None:
 
 def in_flight(bus: Bus) -> float | None:
     return bus.metrics.registry.get_sample_value("babelbus_requests_in_flight")
+
+
+def full(question: Question) -> BabelbusError | None:
+    return TooManyRequestsError(question.subject)
 
 
 @in_loop
@@ -170,9 +175,9 @@ async def test_the_bus_remembers_no_question_that_was_given_up() -> None:
 async def test_a_responder_that_does_not_take_a_question_leaves_it_to_the_next_of_its_group() -> None:
     bus = Bus()
     asked: list[Question] = []
-    bus.broker.responders.add(exactly("svc/a"), lambda _: False, "g", SERVER)
+    bus.broker.responders.add(exactly("svc/a"), full, "g", SERVER)
     bus.broker.responders.add(exactly("svc/a"), asked.append, "g", SERVER)
-    bus.broker.responders.add(exactly("svc/a"), lambda _: False, "full", SERVER)
+    bus.broker.responders.add(exactly("svc/a"), full, "full", SERVER)
     requests = [ask(bus) for _ in range(4)]
     assert [request.done for request in requests] == [False] * 4
     assert [one.key for one in asked] == [request.key for request in requests]
@@ -185,8 +190,8 @@ async def test_a_question_that_no_group_takes_or_that_all_have_declined_ends_at_
     taken: list[Question] = []
     for group in ("a", "b"):
         bus.broker.responders.add(exactly("svc/a"), taken.append, group, SERVER)
-        bus.broker.responders.add(exactly("svc/full"), lambda _: False, group, SERVER)
-    assert isinstance(ask(bus, "svc/full").error, NoRespondersError)
+        bus.broker.responders.add(exactly("svc/full"), full, group, SERVER)
+    assert isinstance(ask(bus, "svc/full").error, TooManyRequestsError)
     request = ask(bus)
     bus.broker.responders.decline(request.key, "one has gone")
     assert not request.done

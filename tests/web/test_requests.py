@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from babelbus.core.access import CLIENT
-from babelbus.core.request import Question, Reply
+from babelbus.core.request import Question, Reply, Request, TooManyRequestsError
 from babelbus.core.subject import exactly
 from babelbus.web import requests
 from tests.support.bus import Bus, in_loop
@@ -161,6 +161,26 @@ async def test_others_answer_a_question_whose_responder_goes(group: str) -> None
     assert [question.key for question in questions] == [request.key]
     assert bus.broker.respond(request.key, Reply(b"!"))
     assert request.error is None
+    await bus.broker.close()
+
+
+@in_loop
+async def test_full_responders_leave_a_request_to_others_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "QUESTIONS_MAX", 1)
+    bus = Bus()
+    pool, questions = requests._Pool(bus.broker, "s", "g"), list[Question]()
+    for _ in range(2):
+        pool.join(requests._Responder(1, None, CLIENT))
+
+    def ask() -> Request[Reply]:
+        return bus.broker.request("s", b"?", (), bus.clock.monotonic() + 10, CLIENT)
+
+    held = [ask() for _ in range(3)]
+    assert isinstance(ask().error, TooManyRequestsError)
+    bus.broker.responders.add(exactly("s"), questions.append, "g", CLIENT)
+    asked = [ask() for _ in range(4)]
+    assert [question.key for question in questions] == [request.key for request in asked]
+    assert not any(request.done for request in held + asked)
     await bus.broker.close()
 
 

@@ -214,8 +214,8 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     principal: Identity
 
 
-Answerer = Callable[[Question], bool | None]
-"""Takes a question; it must not block, and answers whenever it likes. `False`: it did not take the question."""
+Answerer = Callable[[Question], BabelbusError | None]
+"""Takes a question; it must not block, and answers whenever it likes. Returns why it did not take the question."""
 
 
 class _Responder(msgspec.Struct, frozen=True):
@@ -279,13 +279,15 @@ class Responders:
         return max(question.deadline - self._clock.monotonic(), 0.0)
 
     def pass_on(self, question: Question, group: str) -> None:
-        """Send a question whose responder has left to another one of the group; without any, `decline` it."""
+        """Send a question whose responder has left to others of the group; if none takes it, the group declines."""
         if not self.requests.waits(question.key):
             return
         owners = [cast("_Responder", one.owner) for one in self._router.find(question.subject)]
         others = [one.answerer for one in owners if one.group == group]
-        if not _is_taken(question, others, next(self._numbers)):
+        if not others:
             self.decline(question.key, f"the responders of {question.subject!r} have gone")
+            return
+        self._offer(question, others, next(self._numbers))
 
     def decline(self, key: Key, reason: str) -> None:
         """Record that a group will not reply to a question; if no other group may, the requester is told."""
@@ -323,12 +325,20 @@ class Responders:
             request.asked = len(groups)
             question = Question(key, subject, payload, headers, deadline, principal)
             for answerers in groups.values():
-                if not _is_taken(question, answerers, number):
-                    self.decline(key, f"the responders of {subject!r} read too slowly")
+                self._offer(question, answerers, number)
         return request
 
+    def _offer(self, question: Question, answerers: Sequence[Answerer], first: int) -> None:
+        """Send a question to one of a group after the other, from a number on, until one takes the question."""
+        error: BabelbusError | None = None
+        for turn in range(len(answerers)):
+            error = answerers[(first + turn) % len(answerers)](question)
+            if error is None:
+                return
+        assert error is not None
+        self.requests.decline(question.key, error)
 
-def _is_taken(question: Question, answerers: Sequence[Answerer], first: int) -> bool:
-    """Send a question to one of a group after the other, from a number on; return whether one took the question."""
-    count = len(answerers)
-    return any(answerers[(first + turn) % count](question) is not False for turn in range(count))
+
+def reads_too_slowly(question: Question) -> NoRespondersError:
+    """Return why a responder with no room for a question does not take the question."""
+    return NoRespondersError(f"the responders of {question.subject!r} read too slowly")

@@ -27,6 +27,7 @@ from babelbus.core.request import Question, Reply, RequestFailedError, TooManyRe
 from babelbus.core.router import Subscription
 from babelbus.core.state import size_fault
 from babelbus.core.subject import exactly
+from babelbus.errors import BabelbusError
 from babelbus.units import MIB
 from babelbus.web.answers import answer, read_body, read_number, read_text
 from babelbus.web.callers import is_caller
@@ -182,14 +183,14 @@ class _Pool:
             responder.membership = None
             del self._responders[responder]
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Question) -> BabelbusError | None:
         if len(self._waiting) >= QUESTIONS_MAX or self._size_bytes >= QUEUE_BYTES_MAX:
             text = f"{len(self._waiting)} requests wait for the responders of {self.subject!r}, no more are taken"
-            self._broker.decline(question.key, TooManyRequestsError(text))
-            return
+            return TooManyRequestsError(text)
         self._waiting.append(question)
         self._size_bytes += _size_of(question)
         self.dispatch()
+        return None
 
     def dispatch(self) -> None:
         """Send the questions that wait to responders who may have them; without any, to others of the group."""

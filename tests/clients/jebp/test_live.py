@@ -291,6 +291,30 @@ def test_a_full_responder_leaves_a_request_to_another_group(tmp_path: Path, monk
     with_bus(tmp_path, test)
 
 
+def test_a_full_responder_leaves_a_request_to_the_next_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "QUESTIONS_MAX", 1)
+
+    async def test(bus: Bus, client: Client) -> None:
+        full = client.respond("calc/+", group="g", window=1)
+        await full.begin()
+        held = [asyncio.create_task(client.request("calc/x")) for _ in range(2)]
+        await anext(full)
+        with pytest.raises(QuotaError, match="no more are taken"):
+            await client.request("calc/x")
+
+        async def work() -> None:
+            for _ in range(3):
+                assert (await client.request("calc/x")).payload == b"!"
+            await full.close()
+            assert [reply.payload for reply in await asyncio.gather(*held)] == [b"!", b"!"]
+
+        await answering(client, lambda question: question.reply(b"!"), work, group="g")
+
+    with_bus(tmp_path, test)
+
+
 def test_a_responder_answers_again_after_a_lost_connection(tmp_path: Path) -> None:
     async def test(bus: Bus, client: Client) -> None:
         async with bus.client() as mine:

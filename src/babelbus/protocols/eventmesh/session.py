@@ -15,7 +15,7 @@ from babelbus.core.access import Identity, has_lost
 from babelbus.core.groups import Delivery, Holder, Member
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
-from babelbus.core.request import Question, Reply, Request
+from babelbus.core.request import Question, Reply, Request, reads_too_slowly
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError, PeerLeavesError
 from babelbus.protocols import contract
@@ -430,11 +430,11 @@ class Session(contract.Session):
             self._questions = {seq: asked for seq, asked in self._questions.items() if asked != name}
             self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), self._identity)
 
-    def _ask(self, subscribed: Subscribed, question: Question) -> bool:
-        """Send a question to the client; `False`: the client reads too slowly to get the question."""
+    def _ask(self, subscribed: Subscribed, question: Question) -> BabelbusError | None:
+        """Send a question to the client, unless it reads too slowly."""
         if self._outbox.full:
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return False
+            return reads_too_slowly(question)
         name = self._hub.remember(question, self._identity)
         topic, more = subscribed.item.topic, correlation(name)
         seq, push = self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)
@@ -442,7 +442,7 @@ class Session(contract.Session):
         self._send(push)
         if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
             del self._questions[next(iter(self._questions))]
-        return True
+        return None
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from babelbus.core.access import Identity
 from babelbus.core.groups import Delivery, Member
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
-from babelbus.core.request import Question, Reply
+from babelbus.core.request import Question, Reply, reads_too_slowly
 from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh.callers import Caller, Given
@@ -347,10 +347,10 @@ class Stream:
         """Return whether one more event or question may wait, behind some more than there are."""
         return len(self.waiting) + more < self._hub.settings.window and self._live_bytes <= WAITING_BYTES_MAX
 
-    def _ask(self, subscribed: Subscribed, question: Question) -> bool:
+    def _ask(self, subscribed: Subscribed, question: Question) -> BabelbusError | None:
         if not self._has_room():
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return False
+            return reads_too_slowly(question)
         name = self._hub.remember(question, subscribed.caller.principal)
         self._asked[name] = None
         if len(self._asked) > ASKED_MAX:
@@ -358,7 +358,7 @@ class Stream:
         more = correlation(name)
         self._live_bytes += _weigh(question.payload, question.headers)
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
-        return True
+        return None
 
     def _add(self, waiting: Sequence[Waiting]) -> None:
         self.waiting += waiting

@@ -9,6 +9,7 @@ from babelbus.core.record import Event
 from babelbus.core.request import Question
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import exactly
+from babelbus.errors import BabelbusError
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import Caller
 from babelbus.protocols.eventmesh.hub import Hub
@@ -46,7 +47,7 @@ class Subscribed:
         group: str,
         deliver: "Callable[[Subscribed, Sequence[Delivery]], None]",
         broadcast: "Callable[[Subscribed, Sequence[Event]], None]",
-        ask: "Callable[[Subscribed, Question], bool]",
+        ask: "Callable[[Subscribed, Question], BabelbusError | None]",
         *,
         held: bool = False,
     ) -> None:

@@ -19,7 +19,7 @@ from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, Root, may
 from babelbus.core.groups import Delivery, Member, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
-from babelbus.core.request import Question
+from babelbus.core.request import Question, reads_too_slowly
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
@@ -206,14 +206,14 @@ class _Webhook:
                 if entry.mode == "BROADCASTING" and self._has_room():
                     self._push_live(body, self._live_done, url)
 
-    def _ask(self, question: Question) -> bool:
+    def _ask(self, question: Question) -> BabelbusError | None:
         if not self._has_room():
-            return False
+            return reads_too_slowly(question)
         hub = self._owner.hub
         name = hub.remember(question, hub.callers.of_name(self.principal))
         more = correlation(name)
         self._push_live(self._encode(question.payload, question.headers, more), partial(self._asked, name))
-        return True
+        return None
 
     def _has_room(self) -> bool:
         """Return whether one more event or question may wait for the webhook; one that may not is counted."""

@@ -98,7 +98,7 @@ class Services:
 
     # -- questions of the bus ----------------------------------------------------------------------------------------
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Question) -> BabelbusError | None:
         """Publish a question to its MQ."""
         topic = self._find_topic(question.subject)
         request_id = self._new_id()
@@ -108,13 +108,13 @@ class Services:
             timestamp, payload = topic.stamp(), question.payload or b""
             bodies = self._recorder.encode(call_of(question), (request_id,), (payload,), timestamp)
         except RequestError as error:
-            self._broker.decline(question.key, RequestFailedError(error.text))
-            return
+            return RequestFailedError(error.text)
         call = self._calls.begin(question.subject, (self.id, request_id), question.deadline)
         call.when_done(partial(self._answered, question))
         if not call.done:
             receipt = self._publish(self._principal, topic, bodies, timestamp, len(payload))
             receipt.when_done(partial(self._stored, call))
+        return None
 
     def _stored(self, call: Request[Message], receipt: Receipt) -> None:
         if receipt.error is not None:

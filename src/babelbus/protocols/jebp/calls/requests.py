@@ -76,21 +76,16 @@ class Responder(Stream):
         )
         call.send(_encode(None))
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Question) -> BabelbusError | None:
         if not may(self._call.principal, Action.SUBSCRIBE, question.subject):
-            self._decline(question, refusal(self._call.principal, Action.SUBSCRIBE, question.subject))
-            return
+            return refusal(self._call.principal, Action.SUBSCRIBE, question.subject)
         if len(self._waiting) >= QUESTIONS_MAX or self._waiting_bytes >= QUEUE_BYTES_MAX:
             text = f"{len(self._waiting)} requests wait for a responder of {question.subject!r}, no more are taken"
-            self._decline(question, TooManyRequestsError(text))
-            return
+            return TooManyRequestsError(text)
         self._waiting.append(question)
         self._waiting_bytes += len(question.payload or b"")
         self._drain()
-
-    def _decline(self, question: Question, error: BabelbusError) -> None:
-        """Record why the client does not get a question: another group may still reply."""
-        self._call.broker.decline(question.key, error)
+        return None
 
     def _drain(self) -> None:
         responders = self._call.broker.responders
@@ -105,7 +100,7 @@ class Responder(Stream):
             body = _encode(asked)
             if len(body) > self._call.body_bytes_max:
                 error = RequestFailedError(f"the request of {len(body)} bytes is over the responder's frame limit")
-                self._decline(question, error)
+                self._call.broker.decline(question.key, error)  # another group may still reply
                 continue
             self._held[number] = question
             self._call.send(body)
