@@ -200,20 +200,63 @@ async def test_unknown_keys_cause_one_fetch_in_thirty_seconds_and_are_remembered
         for number in range(5000):
             ask(f"made up {number}")
         assert not keys._asked.is_set()
+        clock.advance(30)
+        ask("x" * 256)
+        assert not keys._asked.is_set()
+        for number in range(5000):
+            ask(f"made up {number}")
         assert len(keys._unknown) == 1000
+        await until(lambda: source.requests == 2)
         clock.advance(30)
         ask("made up 4999")  # known to be unknown: no fetch
-        ask("x" * 256)
         assert not keys._asked.is_set()
         source.answer = content(document(0, 1))
         ask("1")
         assert keys._asked.is_set()
         await until(lambda: "1" in keys._keys)
         assert Verifier(keys).verify(token(1), 0).principal == "alice"
-        assert (source.requests, keys.fetches) == (2, 2)
+        assert (source.requests, keys.fetches) == (3, 3)
         clock.jump_to(2**50)  # the wall clock decides nothing here
         ask("another")
         assert not keys._asked.is_set()
+        await keys.close()
+
+
+@in_loop
+async def test_a_key_that_was_asked_for_too_soon_is_fetched_half_a_minute_later() -> None:
+    async with provider() as source:
+        clock = ManualClock()
+        keys = key_set(source, clock)
+        keys.start()
+        await until(lambda: bool(keys._keys))
+        source.answer = content(document(0, 1))
+        clock.advance(29)
+        with pytest.raises(UnknownKeyError):
+            keys.find("1")
+        clock.advance(1)
+        with pytest.raises(UnknownKeyError):
+            keys.find("1")
+        await until(lambda: "1" in keys._keys)
+        await keys.close()
+
+
+@in_loop
+async def test_a_key_is_asked_for_again_after_a_fetch_that_failed() -> None:
+    async with provider() as source:
+        clock = ManualClock()
+        keys = key_set(source, clock)
+        keys.start()
+        await until(lambda: bool(keys._keys))
+        source.answer = content(document(1), 500)
+        clock.advance(30)
+        with pytest.raises(UnknownKeyError):
+            keys.find("1")
+        await until(lambda: not keys._unknown)
+        source.answer = content(document(0, 1))
+        clock.advance(30)
+        with pytest.raises(UnknownKeyError):
+            keys.find("1")
+        await until(lambda: "1" in keys._keys)
         await keys.close()
 
 

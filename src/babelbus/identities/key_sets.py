@@ -1,8 +1,8 @@
 """Key sets (JWKS) of a url or a file: fetched in the background, kept when a fetch fails.
 
 A provider that hangs, fails or answers nonsense changes nothing: the keys of the last good answer stay. A token that
-names an unknown key asks for a fetch, at most one in 30 s; the unknown key ids are remembered, so that tokens with
-made-up ids cause no fetch each.
+names an unknown key asks for a fetch, at most one in 30 s; key ids that the fetched set lacks are remembered, so that
+tokens with made-up ids cause no fetch each.
 """
 
 import asyncio
@@ -102,18 +102,16 @@ class KeySet:
     def _ask(self, key_id: str | None) -> None:
         """Fetch soon, unless the key id was not in a set that was fetched in the last minutes."""
         now = self._clock.monotonic()
+        if key_id is not None and (len(key_id) > KEY_ID_MAX or now < self._unknown.get(key_id, now)):
+            return
+        if self._fetched_at is not None and now - self._fetched_at < FETCH_SECONDS_MIN:
+            return  # not remembered: no set that was fetched since lacks it
         if key_id is not None:
-            if len(key_id) > KEY_ID_MAX:
-                return
-            until = self._unknown.get(key_id)
-            if until is not None and now < until:
-                return
             self._unknown.pop(key_id, None)
             while len(self._unknown) >= UNKNOWN_MAX:
                 del self._unknown[next(iter(self._unknown))]
             self._unknown[key_id] = now + UNKNOWN_SECONDS
-        if self._fetched_at is None or now - self._fetched_at >= FETCH_SECONDS_MIN:
-            self._asked.set()
+        self._asked.set()
 
     async def _run(self) -> None:
         while True:
@@ -136,6 +134,7 @@ class KeySet:
             keys = _read_set(content)
         except (OSError, aiohttp.ClientError, KeySetError, ValueError) as error:  # TimeoutError is an OSError
             self._fetches.labels("failed").inc()
+            self._unknown.clear()  # nobody has said that these keys are not there
             reason = str(error) or type(error).__name__
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self._fetch_seconds_max:g} s"
