@@ -254,6 +254,27 @@ def test_a_body_of_the_wrong_shape_is_refused(body: object) -> None:
     serve(test)
 
 
+@pytest.mark.parametrize("text", [f"{2**63}", "9" * 30, "0" * 20 + "9" * 30, "0" * 20 + "9" * 5000, "1_0", "-1", ""])
+def test_a_number_of_the_query_that_is_none_is_refused(text: str) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        for path in ("/api/topics?offset=", "/api/topics?count="):
+            status, body = await call("GET", path + text)
+            assert (status, body["code"]) == (400, "bad_request")
+            assert len(body["error"]) < 100
+
+    serve(test)
+
+
+def test_a_body_that_is_nested_too_deep_is_refused() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        deep = b'{"retention_seconds":' + b"[" * 100_000
+        async with call.session.patch(call.base + "/api/topics/a", data=deep, headers=headers) as reply:
+            assert (reply.status, (await reply.json())["error"]) == (400, "the body is wrong: it is nested too deep")
+
+    serve(test)
+
+
 def test_every_error_is_json_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         bus.broker.create_topic("a", 1, {}, SERVER).result()

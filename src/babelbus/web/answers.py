@@ -191,8 +191,9 @@ async def read_body(call: Call, type_: type[T], bytes_max: int = BODY_BYTES_MAX)
     content = await call.read(bytes_max)
     try:
         return msgspec.json.decode(content, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise web.HTTPBadRequest(text=f"the body is wrong: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise web.HTTPBadRequest(text=f"the body is wrong: {reason}") from error
 
 
 def read_text(call: Call, name: str) -> str:
@@ -208,7 +209,7 @@ def read_number(call: Call, name: str, minimum: int = 0) -> int | None:
     text = call.query.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not minimum <= int(text[:20]) < 2**63:
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or not minimum <= int(text) < 2**63:
         raise web.HTTPBadRequest(text=f"{name} is a whole number from {minimum} on, not {text[:40]!r}")
     return int(text)
 
