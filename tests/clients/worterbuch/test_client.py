@@ -173,6 +173,23 @@ def test_locks_are_held_in_turn(url: str) -> None:
     talk()
 
 
+def test_a_lock_that_is_no_longer_awaited_goes_to_the_next(url: str) -> None:
+    @in_loop
+    async def talk() -> None:
+        async with await connect(url) as holder, await connect(url) as leaver, await connect(url) as other:
+            await holder.lock("l")
+            task = asyncio.create_task(leaver.acquire_lock("l"))
+            await asyncio.sleep(0)
+            await leaver.ls()  # its place is taken
+            task.cancel()
+            await asyncio.wait([task])
+            await leaver.ls()
+            await holder.release_lock("l")
+            await other.lock("l")
+
+    talk()
+
+
 def test_what_is_sent_without_waiting_is_there_after_a_flush(url: str) -> None:
     @in_loop
     async def talk() -> None:

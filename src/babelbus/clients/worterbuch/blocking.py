@@ -41,13 +41,21 @@ class BlockingClient(Twin[Client]):
         *,
         token: str | None = None,
         timeout_seconds: float = 10.0,
+        request_timeout_seconds: float = 30.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Connect; see `connect`."""
         portal = Portal("worterbuch client", lambda: ConnectionLostError("the client is closed"))
         portal.open()
         try:
-            super().__init__(portal, portal.call(connect(url, token=token, timeout_seconds=timeout_seconds, tls=tls)))
+            client = connect(
+                url,
+                token=token,
+                timeout_seconds=timeout_seconds,
+                request_timeout_seconds=request_timeout_seconds,
+                tls=tls,
+            )
+            super().__init__(portal, portal.call(client))
         except BaseException:
             portal.close()
             raise

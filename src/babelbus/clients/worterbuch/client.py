@@ -14,6 +14,7 @@ import collections
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
+from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -35,6 +36,7 @@ from babelbus.clients.worterbuch.errors import (
     ClientError,
     ConnectionLostError,
     RequestError,
+    RequestTimeoutError,
     error_of,
 )
 from babelbus.clients.worterbuch.subscription import Event, Subscription
@@ -62,6 +64,7 @@ async def connect(
     *,
     token: str | None = None,
     timeout_seconds: float = 10.0,
+    request_timeout_seconds: float = 30.0,
     tls: ssl.SSLContext | None = None,
 ) -> "Client":
     """Connect and wait until requests are taken.
@@ -70,6 +73,7 @@ async def connect(
         url: `tcp://host:port`, `ws://host:port/path` or `unix:///path`; with TLS `tcps://...` or `wss://...`.
         token: the JWT with our privileges.
         timeout_seconds: most seconds for the whole greeting.
+        request_timeout_seconds: how long one request may go without an answer.
         tls: whom to trust, and the certificate to show; without it, the certificates of the system are trusted.
 
     Raises:
@@ -77,7 +81,7 @@ async def connect(
         ConnectionLostError: nothing listens there, or it is no Wörterbuch server.
         UnauthorizedError: the token was refused.
     """
-    client = Client()
+    client = Client(request_timeout_seconds)
     try:
         async with asyncio.timeout(timeout_seconds):
             await client.open(url, token, tls)
@@ -91,20 +95,28 @@ async def connect(
 
 
 class Client:
-    """A connection; `connect` makes it. Its calls raise `RequestError` if refused, `ConnectionLostError` if cut off."""
+    """A connection; `connect` makes it. All calls come from its event loop.
 
-    def __init__(self) -> None:
+    Its calls raise `RequestError` if refused, `RequestTimeoutError` if not answered, `ConnectionLostError` if cut off.
+    """
+
+    def __init__(self, request_timeout_seconds: float = 30.0) -> None:
         self.client_id = ""
+        self._timeout_seconds = request_timeout_seconds
+        self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
-        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._sent: collections.deque[int] = collections.deque()
         self._subscriptions: dict[int, Subscription] = {}
+        self._locks: collections.Counter[str] = collections.Counter()  # calls that hold or await each
         self._next_id = 1
         self._texts: list[bytes] = []
         self._gone: ClientError | None = None
         self._failure: RequestError | None = None
         self._room = asyncio.Event()
+        self._asked_at = -inf  # loop time of the last question for a sign of life
+        self._watch_timer: asyncio.TimerHandle | None = None
 
     # -- connection --------------------------------------------------------------------------------------------------
 
@@ -117,6 +129,7 @@ class Client:
             await self._ask_as(SWITCH_ID, m.ProtocolSwitch(1))
         if token is not None:
             await self._ask_as(SWITCH_ID, m.Authorization(token))
+        self._watch()
 
     async def __aenter__(self) -> "Client":
         return self
@@ -149,6 +162,8 @@ class Client:
         if self._gone is not None:
             return
         self._gone = ConnectionLostError(f"the connection is gone: {error or 'closed'}")
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
         lost: list[asyncio.Future[Any]] = [self._welcome, *self._waiting.values()]
         for answer in lost:
             if not answer.done():
@@ -159,6 +174,26 @@ class Client:
             subscription.end(None if closed else self._gone)
         self._subscriptions.clear()
         self._room.set()
+
+    def _watch(self) -> None:
+        """Send a silent server a question while answers or events are awaited, and disconnect if it says nothing.
+
+        For a connection whose other end has gone without a word, and for `acquire_lock`, which may wait for long.
+        """
+        connection = self._connection
+        if self._gone is not None or connection is None:
+            return
+        self._watch_timer = self._loop.call_later(self._timeout_seconds / 4, self._watch)
+        now = self._loop.time()
+        if connection.heard_at < self._asked_at:
+            if now - self._asked_at >= self._timeout_seconds:
+                connection.transport.abort()
+                self._lose(TimeoutError(f"the server was silent for {now - connection.heard_at:.3g} s"))
+        elif now - connection.heard_at >= self._timeout_seconds / 2 and (
+            self._waiting or self._sent or self._subscriptions
+        ):
+            self._asked_at = now
+            self._write(m.Get(self._take_id(), f"$SYS/clients/{self.client_id}/protocol"))  # needs no right
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +227,8 @@ class Client:
             LocalProtocolError: it cannot be said.
             ConnectionLostError: the connection is gone.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a client was called from another event loop than its own; threads use BlockingClient")
         if self._gone is not None:
             raise self._gone
         try:
@@ -199,7 +236,7 @@ class Client:
         except UnicodeEncodeError as error:
             raise LocalProtocolError("a text that is not valid Unicode cannot be said in JSON") from error
         if not self._texts:
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            self._loop.call_soon(self._hand_over)
         self._texts.append(text)
 
     def _hand_over(self) -> None:
@@ -207,20 +244,38 @@ class Client:
             texts, self._texts = self._texts, []
             self._connection.send(texts)
 
-    async def _ask_as(self, transaction_id: int, message: m.ClientMessage) -> Answer:
-        """Send a request and wait for its answer.
+    async def _ask_as(self, transaction_id: int, message: m.ClientMessage, *, bounded: bool = True) -> Answer:
+        """Send a request and wait for its answer, unless `bounded` as long as the server gives signs of life.
 
         Raises:
             RequestError: the server refused.
+            RequestTimeoutError: there was no answer in time.
             ConnectionLostError: the connection is gone.
         """
         self._write(message)
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[transaction_id] = waiting
-        answer = await waiting
+        timer = self._loop.call_later(self._timeout_seconds, self._give_up, waiting, message) if bounded else None
+        try:
+            answer = await waiting
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._waiting.pop(transaction_id, None)
         if isinstance(answer, Err):
             raise error_of(answer)
         return answer
+
+    def _give_up(self, waiting: "asyncio.Future[Answer]", message: m.ClientMessage) -> None:
+        if not waiting.done():
+            waiting.set_exception(self._late(m.name_of(type(message))))
+
+    def _gave_up(self, error: BaseException) -> bool:
+        """Return whether a request that ended with `error` is still under way, and may be carried out."""
+        return self._gone is None and isinstance(error, asyncio.CancelledError | RequestTimeoutError)
+
+    def _late(self, what: str) -> RequestTimeoutError:
+        return RequestTimeoutError(f"{what}: no answer within {self._timeout_seconds:g} s; it may be done or not")
 
     async def _ask(
         self, request: Callable[Concatenate[int, P], m.ClientMessage], *args: P.args, **kwargs: P.kwargs
@@ -296,14 +351,16 @@ class Client:
         """Set, or without `store` publish, and wait for no answer but while `in_flight_max` are outstanding.
 
         `flush` waits for the answers, and raises the first refusal.
+
+        Raises:
+            RequestTimeoutError: no answer came in time to make room.
         """
         number = self._take_id()
         text = _write(value)
         self._write(m.Set(number, key, text) if store else m.Publish(number, key, text))
         self._sent.append(number)
         while len(self._sent) >= in_flight_max and self._gone is None:
-            self._room.clear()
-            await self._room.wait()
+            await self._next_answer("send")
 
     async def send_many(
         self, values: Iterable[tuple[str, Any]], *, store: bool = True, in_flight_max: int = 10_000
@@ -317,16 +374,29 @@ class Client:
 
         Raises:
             RequestError: the first that was refused since the last `flush`.
+            RequestTimeoutError: no further answer came for `request_timeout_seconds`.
             ConnectionLostError: the connection is gone, and answers are missing.
         """
         while self._sent and self._gone is None:
-            self._room.clear()
-            await self._room.wait()
+            await self._next_answer("flush")
         if self._sent and self._gone is not None:
             raise self._gone
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    async def _next_answer(self, what: str) -> None:
+        """Wait for an answer to `send`, or the end of the connection.
+
+        Raises:
+            RequestTimeoutError: neither came in time.
+        """
+        self._room.clear()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._room.wait()
+        except TimeoutError:
+            raise self._late(what) from None
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -371,8 +441,10 @@ class Client:
         subscription = self._subscriptions[number] = Subscription(self._end_subscription, number, key, callback)
         try:
             await self._ask_as(number, request(number, *args, **kwargs))
-        except BaseException:
+        except BaseException as error:
             self._subscriptions.pop(number, None)
+            if self._gave_up(error):
+                self._write(m.Unsubscribe(number))  # or its events would come for nobody
             raise
         return subscription
 
@@ -385,19 +457,37 @@ class Client:
     # -- locks, last will and grave goods ----------------------------------------------------------------------------
 
     async def lock(self, key: str) -> None:
-        """Lock a key.
+        """Lock a key. A call that is given up does not keep the lock.
 
         Raises:
             KeyLockedError: another client has it.
         """
-        await self._ask(m.Lock, key)
+        await self._take_lock(m.Lock, key)
 
     async def acquire_lock(self, key: str) -> None:
-        """Lock a key as soon as it is free: the longest waiter is next."""
-        await self._ask(m.AcquireLock, key)
+        """Lock a key as soon as it is free: the longest waiter is next. A call that is given up leaves the queue.
+
+        It waits as long as it takes; `asyncio.timeout` bounds it. A silent server is noticed, and ends the connection.
+        """
+        await self._take_lock(m.AcquireLock, key)
+
+    async def _take_lock(self, request: Callable[[int, str], m.ClientMessage], key: str) -> None:
+        number = self._take_id()
+        self._locks[key] += 1
+        try:
+            await self._ask_as(number, request(number, key), bounded=request is not m.AcquireLock)
+        except BaseException as error:
+            self._locks[key] -= 1
+            # The lock is the connection's: of another call that has or awaits it, it must not be taken.
+            if self._locks[key] <= 0:
+                del self._locks[key]
+                if self._gave_up(error):
+                    self._write(m.ReleaseLock(self._take_id(), key))
+            raise
 
     async def release_lock(self, key: str) -> None:
         """Release the lock of a key."""
+        self._locks.pop(key, None)
         await self._ask(m.ReleaseLock, key)
 
     @contextlib.asynccontextmanager

@@ -32,12 +32,18 @@ Lost = Callable[[Exception | None], None]
 
 
 class Connection(asyncio.Protocol):
-    """Bytes of the server -> its messages."""
+    """Bytes of the server -> its messages.
+
+    Attributes:
+        heard_at: when (loop time, seconds) the server last sent data.
+    """
 
     def __init__(self, hear: Hear, lost: Lost) -> None:
         self._hear = hear
         self._lost = lost
         self._decoder = ReplyDecoder(line_bytes_max=MESSAGE_BYTES_MAX)
+        self._now = asyncio.get_running_loop().time
+        self.heard_at = 0.0
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,6 +56,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle the bytes of one read; close the connection if the server breaks the protocol."""
+        self.heard_at = self._now()
         try:
             self.read(data)
         except RemoteProtocolError as error:

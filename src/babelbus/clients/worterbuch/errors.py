@@ -13,6 +13,10 @@ class ConnectionLostError(ClientError):
     """The connection is gone; a request without an answer may have been carried out."""
 
 
+class RequestTimeoutError(ClientError):
+    """The server gave no answer within `request_timeout_seconds`; the request may or may not be carried out."""
+
+
 class RequestError(ClientError):
     """The server refused a request; `code` is usually one of `ErrorCode`."""
 
