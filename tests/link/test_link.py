@@ -324,6 +324,25 @@ def test_the_sessions_end_with_the_link(kind: str) -> None:
     run(test())
 
 
+def test_a_client_that_takes_nothing_does_not_outlive_its_link_for_long(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("babelbus.link.edge.LAST_SECONDS", 0.01)
+
+    async def test() -> None:
+        async with linked(kind) as both:
+            with socket.create_connection(both.address):
+                session = await both.session()
+                (client,) = both.edge._link.clients.values()  # type: ignore[union-attr]
+                session.transport.write(16 * MUCH)
+                await until(lambda: client.transport.get_write_buffer_size() > 0)
+                (link,) = both.core.links
+                link.end("a test")
+                await until(lambda: client.lost)
+
+    run(test())
+
+
 def test_clients_wait_for_a_link_within_bounds(kind: str) -> None:
     async def test() -> None:
         both = Linked()

@@ -62,6 +62,8 @@ SLOW_SECONDS = 0.25
 """The same for clients that do not take what was sent."""
 GATHER_SECONDS = 0.001
 """How long the front of a client may wait for others to fill its batch."""
+LAST_SECONDS = 10.0
+"""How long clients may take what was written to them when their link is gone. Nobody counts them any more."""
 NUMBERS = 2**32 - 1
 BACKLOG = 1024
 
@@ -215,7 +217,16 @@ class EdgeLink(Peer):
         clients, self.clients = self.clients, {}
         for client in clients.values():
             self._edge.drop(client, gently=True)
+        if clients:
+            self._loop.call_later(LAST_SECONDS, _abort, list(clients.values()))
         self._edge.unlinked(self, reason)
+
+
+def _abort(clients: list[Client]) -> None:
+    """Close the clients that do not take what was written to them: their sockets would never close."""
+    for client in clients:
+        if not client.lost:
+            client.abort()
 
 
 class Edge:
