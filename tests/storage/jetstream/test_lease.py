@@ -374,14 +374,19 @@ def test_a_member_that_was_there_before_is_away_until_it_is_heard(party: Party) 
 
 
 def test_two_members_with_one_name_are_told(party: Party) -> None:
-    first, _ = party.join("a")
+    clock = ManualClock(NOW)
+    first, _ = party.join("a", clock)
     first.acquire()
     second, _ = party.join("a")
     first.nats.call(first.members.start(lambda: presence(first, "a", "owner")))
     second.nats.call(second.members.start(lambda: presence(second, "a")))
-    while first.members.twin is None or second.members.twin is None:
+    while (twin := first.members.twin) is None or second.members.twin is None:
         pass
-    assert first.members.twin.process == second.owner
+    assert twin.process == second.owner
+    second.nats.stop()  # which says no word
+    clock.advance(AWAY_SECONDS + 1)
+    while first.members.twin is not None:  # what it had said before has come meanwhile
+        clock.advance(AWAY_SECONDS + 1)
 
 
 @pytest.mark.parametrize("turns", range(5))

@@ -67,15 +67,24 @@ class Members:
         self._heard: dict[str, Heard] = {}
         self._task: asyncio.Task[None] | None = None
         self._describe: Callable[[], Presence]
-        self.twin: Presence | None = None
-        """A living process that has the name of this member."""
+        self._twin: Heard | None = None
+        """The last word of another process that has the name of this member."""
 
     # -- from any thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def twin(self) -> Presence | None:
+        """Return the other process that has the name of this member; `None` when it is away."""
+        twin = self._twin
+        return None if twin is None or self._is_away(twin) else twin.presence
+
+    def _is_away(self, heard: Heard) -> bool:
+        return heard.is_old or self._clock.monotonic() - heard.at > AWAY_SECONDS
 
     def all(self) -> list[tuple[Presence, float, bool]]:
         """Return the members by name: what each said, how many seconds ago it was heard, and whether it is away."""
         now = self._clock.monotonic()
-        found = [(one.presence, now - one.at, one.is_old or now - one.at > AWAY_SECONDS) for one in self._copy()]
+        found = [(one.presence, now - one.at, self._is_away(one)) for one in self._copy()]
         return sorted((one for one in found if one[1] < FORGET_SECONDS), key=lambda one: one[0].name)
 
     def _copy(self) -> list[Heard]:
@@ -141,10 +150,12 @@ class Members:
             self._heard[presence.name] = Heard(presence, self._clock.monotonic())
 
     def _note_twin(self, presence: Presence) -> None:
+        before = self.twin
         if presence.role == STOPPED:
-            self.twin = None
-        elif self.twin is None or self.twin.process != presence.process:
-            self.twin = presence
+            self._twin = None
+            return
+        self._twin = Heard(presence, self._clock.monotonic())
+        if before is None or before.process != presence.process:
             log.error(
                 "another member on %s has the name %r too: give each member its own cluster.name",
                 presence.host, presence.name,
