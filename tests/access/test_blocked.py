@@ -126,7 +126,7 @@ def waiting_bytes(house: House) -> int:
     for session in () if rpc is None else rpc.sessions:
         waiting = [len(one[1] or b"") for stream in session.streams.values() for one in stream.waiting]
         sizes.append(session._calls.answers.unsent_bytes + sum(waiting))
-    web = server._admin
+    web = server.administration.endpoint
     if web is not None:
         transports = [request.transport for request, _, _ in web._callers._open.values()]
         written = [one.get_write_buffer_size() for one in transports if one is not None]
@@ -270,7 +270,7 @@ def test_questions_that_wait_for_a_slow_responder_are_not_sent_when_its_right_is
         """Send a request; return how many questions wait for the responder."""
         payload = b"event-%06d%b" % (len(asked), b"x" * 16 * EVENT_BYTES)
         asked.append(broker.request("walk/a", payload, (), deadline, SERVER))
-        ((responder, _),) = house.server._api._requests._responders.values()  # type: ignore[union-attr]
+        ((responder, _),) = house.server.administration.api._requests._responders.values()  # type: ignore[union-attr]
         return len(responder._lines)
 
     with Valve(house.server.addresses["admin"]) as valve:

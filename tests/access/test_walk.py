@@ -154,7 +154,7 @@ def test_each_method_of_jebp_has_a_verb_or_a_reason(house: House) -> None:
 def test_each_request_of_the_api_needs_a_proof_and_a_page_more_than_a_cookie(house: House) -> None:
     with Browser(house.server.addresses["admin"]) as one:
         assert one.log_in(token=house.alice.token).status == 200
-        routes = house.run(house.server._load_api).direct.routes
+        routes = house.run(house.server.administration.load_api).direct.routes
         assert len(routes) > 60
         for method, path, _ in routes:
             asked = re.sub("{[a-z]+}", "x", path)

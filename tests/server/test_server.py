@@ -118,7 +118,7 @@ def test_an_unknown_client_is_closed_and_told_nothing(live: LiveServer) -> None:
     stranger.send(create_topic("mine"))
     assert stranger.is_closed()
     stranger.close()
-    assert live.call(lambda: list(live.server.public_topics())) == []
+    assert live.call(lambda: list(live.server.topic_list.topics())) == []
     assert sample(live, "connections_refused_total", protocol="jebp", reason="identity") == 1
     assert works(live)
 
@@ -290,17 +290,17 @@ def test_topics_that_are_written_into_the_list_by_hand_are_made(tmp_path: Path) 
     with LiveServer(configure(tmp_path)) as live, live.caller() as caller:
         topics = live.conf / "topics"
         caller.ask(create_topic("first"))
-        live.until(lambda: live.server._list.last.done)
+        live.until(lambda: live.server.topic_list.last.done)
         topics.write_text("# ours\nfirst 2\nsecond\n\nthird 3\n")
         live.run(live.server.reload)
-        counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.public_topics().items()})
+        counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.topic_list.topics().items()})
         assert counts == {"first": 2, "second": 1, "third": 3}
         caller.ask(remove_topic("second"), create_topic("fourth"))
-        live.until(lambda: live.server._list.last.done)
+        live.until(lambda: live.server.topic_list.last.done)
         assert topics.read_text() == "# ours\nfirst 2\n\nthird 3\nfourth 1\n"
         topics.write_text("fifth\n")  # taking a line away removes no records
     with LiveServer(configure(tmp_path)) as live:
-        assert sorted(live.call(lambda: list(live.server.public_topics()))) == ["fifth", "first", "fourth", "third"]
+        assert sorted(live.call(lambda: list(live.server.topic_list.topics()))) == ["fifth", "first", "fourth", "third"]
         assert sorted((live.conf / "topics").read_text().split("\n")[:-1]) == [
             "fifth 1", "first 2", "fourth 1", "third 3",
         ]  # fmt: skip
@@ -312,7 +312,7 @@ def test_a_topic_whose_removal_a_crash_cut_short_stays_removed(tmp_path: Path) -
     # The crash came between the rename of the folder and the list.
     FolderStore(LocalFiles(), str(tmp_path), SystemClock()).hide("gone")
     with LiveServer(configure(tmp_path)) as live:
-        assert live.call(lambda: list(live.server.public_topics())) == ["kept"]
+        assert live.call(lambda: list(live.server.topic_list.topics())) == ["kept"]
         assert (live.conf / "topics").read_text() == "kept 1\n"
 
 
@@ -398,7 +398,7 @@ def test_a_topic_with_damaged_settings_is_named_by_health_and_stays_in_the_list(
         assert reason.startswith("topic bad is not open: settings.json of topic 'bad' is damaged")
     settings.write_bytes(content)
     with LiveServer(configure(tmp_path)) as live:
-        assert sorted(live.call(lambda: list(live.server.public_topics()))) == ["bad", "good"]
+        assert sorted(live.call(lambda: list(live.server.topic_list.topics()))) == ["bad", "good"]
         assert "bad 1" in (live.conf / "topics").read_text()
 
 

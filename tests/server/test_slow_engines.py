@@ -199,7 +199,7 @@ def test_a_change_of_the_topics_that_hangs_delays_nobody_else(tmp_path: Path) ->
         topics = {"written": {"ack": "written"}, "quick": {"engine": "memory"}, "old": {}, "grows": {"ack": "written"}}
         for name, settings in topics.items():
             live.call(lambda name=name, settings=settings: live.server.broker.create_topic(name, 1, settings, SERVER))  # type: ignore[misc]
-        live.until(lambda: live.server._list.last.done)
+        live.until(lambda: live.server.topic_list.last.done)
         files.shut()
         try:
             # Requests of one client are carried out in order: the record waits for its topic.
@@ -318,5 +318,5 @@ def test_a_new_topic_costs_few_syncs(tmp_path: Path) -> None:
     with LiveServer(configure(tmp_path), files=files) as live:
         before = files.syncs
         live.call(lambda: live.server.broker.create_topic("news", principal=SERVER))
-        live.until(lambda: live.server._list.last.done)
+        live.until(lambda: live.server.topic_list.last.done)
         assert files.syncs - before <= 8  # two folders, and two each for settings, checkpoint and list

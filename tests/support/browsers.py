@@ -14,7 +14,7 @@ def picture(live: LiveServer) -> tuple[object, ...]:
     def look() -> tuple[object, ...]:
         groups = live.server.broker.groups
         assert groups is not None
-        topics = {name: topic.partitions[0].next_offset for name, topic in live.server.public_topics().items()}
+        topics = {name: topic.partitions[0].next_offset for name, topic in live.server.topic_list.topics().items()}
         return topics, {(group.topic.name, group.name): group.info().lag for group in groups.all()}
 
     return (*live.call(look), tree(live))

@@ -81,8 +81,8 @@ def token_of(house: House) -> str:
 
 
 def count(house: House) -> int:
-    assert house.server._api is not None
-    return house.call(lambda: len(house.server._api.sessions))  # type: ignore[union-attr]
+    assert house.server.administration.api is not None
+    return house.call(lambda: len(house.server.administration.api.sessions))  # type: ignore[union-attr]
 
 
 def kept(house: House) -> KeptSessions:
@@ -404,11 +404,11 @@ def test_the_last_moment_ends_what_runs(house: House, clock: ShiftedClock) -> No
         running = one.open("GET", "/api/listen", pattern="#")
         assert running.readline() == b"\n"
         clock.shift_seconds += house.config.admin.session_idle_seconds + 1
-        house.call(lambda: house.server._api.sessions.expire())  # type: ignore[union-attr]
+        house.call(lambda: house.server.administration.api.sessions.expire())  # type: ignore[union-attr]
         house.emit("walk/a")  # what runs keeps its log-in
         assert any(b"walk/a" in running.readline() for _ in range(100))
         clock.shift_seconds += house.config.admin.session_seconds
-        house.call(lambda: house.server._api.sessions.expire())  # type: ignore[union-attr]
+        house.call(lambda: house.server.administration.api.sessions.expire())  # type: ignore[union-attr]
         wait_for_end(running)
 
 
@@ -435,7 +435,7 @@ def test_a_principal_has_so_many_log_ins_and_the_oldest_goes(house: House) -> No
 
 
 def test_ten_thousand_log_ins_hold_no_more_than_the_limit(house: House) -> None:
-    sessions = house.server._api.sessions  # type: ignore[union-attr]
+    sessions = house.server.administration.api.sessions  # type: ignore[union-attr]
 
     async def log_in() -> None:
         for number in range(10_000):
@@ -493,7 +493,7 @@ def test_a_code_ends_with_the_first_credential_that_expires(house: House, clock:
 
 def test_codes_that_nobody_uses_are_forgotten(house: House) -> None:
     first = link(house, house.alice.token).body["code"]
-    sessions = house.server._api.sessions  # type: ignore[union-attr]
+    sessions = house.server.administration.api.sessions  # type: ignore[union-attr]
     for _ in range(200):
         link(house, house.bob.token)
     assert len(sessions._codes) <= 100
@@ -517,7 +517,7 @@ def test_a_code_comes_over_jebp_too(house: House) -> None:
         async def ask() -> tuple[int, bytes]:
             identity = house.server.authorise(house.alice.identity.fingerprint)
             assert identity is not None
-            api = await house.server._load_api()
+            api = await house.server.administration.load_api()
             return await api.direct.answer(identity, "POST", "/api/console/links", b"", NoLines())
 
         status, body = house.run(ask)

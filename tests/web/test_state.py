@@ -255,8 +255,8 @@ def test_a_listener_hears_text_bytes_keys_headers_and_who_it_was(api: Api) -> No
 def test_a_slow_listener_is_told_what_it_missed_and_the_metric_counts_it(api: Api) -> None:
     server = api.live.server
     api("GET", "/api/server")  # the first connection opens the endpoint
-    assert server._admin is not None
-    server._admin.api.live._bound = Bound(count=3)
+    assert server.administration.endpoint is not None
+    server.administration.endpoint.api.live._bound = Bound(count=3)
     with api.open("GET", "/api/listen", {"pattern": "#"}) as listener:
         listener.begin()
         api.live.call(lambda: publish(server.broker, [Event("a", b"%d" % number) for number in range(10)]))
@@ -282,8 +282,8 @@ def test_a_listener_that_goes_away_leaves_nothing_behind(api: Api) -> None:
 def test_there_is_a_limit_of_listeners(api: Api) -> None:
     server = api.live.server
     api("GET", "/api/server")  # the first connection opens the endpoint
-    assert server._admin is not None
-    feeds = server._admin.api.live._feeds
+    assert server.administration.endpoint is not None
+    feeds = server.administration.endpoint.api.live._feeds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("babelbus.web.live.FEEDS_MAX", 1)
         with api.open("GET", "/api/listen", {"pattern": "#"}) as listener:

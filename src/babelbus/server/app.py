@@ -6,11 +6,9 @@ import gc
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Collection
 from functools import partial
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -24,42 +22,35 @@ from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import Promise, settled
 from babelbus.core.settings import TopicSettings
-from babelbus.core.topic import Topic
-from babelbus.core.work import Writer
 from babelbus.errors import ConfigError
 from babelbus.identities.proofs import Proofs
-from babelbus.limited_log import LimitedLog
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
-from babelbus.listening.door import Door
-from babelbus.listening.entrances import Entrance, Entrances
-from babelbus.listening.sockets import Waiting, load, open_sockets
+from babelbus.listening.entrances import Entrances
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import read_browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
-from babelbus.protocols.service import CONF_NAME, Lines, Service, ServiceContext
+from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
 from babelbus.server.access import AccessLists, ClientEntry, source_of
+from babelbus.server.administration import Administration
 from babelbus.server.identities import SharedKeys, prepare_identities
 from babelbus.server.loop_watch import LoopWatch
-from babelbus.storage.contract import Fit, PartitionLog, Store
-from babelbus.storage.disk import LOCK_NAME, FolderStore
+from babelbus.server.stores import DATABASE_NAME, Stores, import_jetstream, in_daemon
+from babelbus.server.topic_list import TopicList
+from babelbus.storage.contract import PartitionLog
+from babelbus.storage.disk import LOCK_NAME
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
-from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.notes import MEMBERSHIP_NAME, Note
+from babelbus.storage.notes import MEMBERSHIP_NAME
 from babelbus.web.changes import Changes
 from babelbus.web.history import History
-from babelbus.web.sessions import NOTE_NAME as SESSIONS_NAME
-from babelbus.web.sessions import KeptSessions
 from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
     from babelbus.link.core import CoreEnd
     from babelbus.server.edges import Edges
-    from babelbus.storage.jetstream import JetstreamStore, Ownership
-    from babelbus.web.admin import AdminServer
-    from babelbus.web.api import AdminApi
+    from babelbus.storage.jetstream import Ownership
     from babelbus.web.clients import ClientLine
     from babelbus.web.cluster import Cluster
 
@@ -67,7 +58,6 @@ log = logging.getLogger(__name__)
 
 STATE_NAME = "state"
 STAGING_NAME = "staging"
-DATABASE_NAME = "db.sqlite"
 OWN_NAMES = (CONF_NAME, "topics", STATE_NAME, STAGING_NAME, LOCK_NAME, "groups.*", "*.json", f"{DATABASE_NAME}*")
 """The entries of the data folder that a server makes, without the folder of its sockets."""
 ACCESS_SEGMENT_BYTES = 2**20
@@ -116,9 +106,6 @@ class Server:
         self.admin_tls = False
         """Whether the administration endpoint speaks TLS."""
         self._lock: File | None = None
-        self._admin: AdminServer | None = None
-        self._api: AdminApi | None = None
-        self._admin_waiting: Waiting | None = None
         self._certificates = Certificates(config.tls)
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
@@ -129,11 +116,10 @@ class Server:
         self.history: History | None = None
         self.changes = Changes(self.clock)
         self._cleanings: set[asyncio.Task[int]] = set()
-        self._listed: dict[str, int] = {}
-        """The list of topics, with numbers of partitions: those of clients, and those of the list that are damaged."""
         self.broker: Broker
         self.gate: Gate
-        self._list: Writer
+        self.topic_list: TopicList
+        self.administration: Administration
 
     @property
     def core_end(self) -> "CoreEnd":
@@ -170,6 +156,7 @@ class Server:
             self._files.make_folder(self._conf)
             self._lists.reload()
             self.fingerprint = prepare_identities(self._conf, self._lists)
+            self.administration = Administration(self, self.metrics, self.proofs, self._files)
             await self._open_broker()
             await self.broker.staging.settle()
             await self._listen()
@@ -233,21 +220,9 @@ class Server:
             **{name: getattr(topics, name) for name in TopicLayout.__struct_fields__},
             segment_bytes=topics.segment_bytes or self.config.storage.segment_bytes,
         )
-        url = self.config.db.url or f"sqlite:///{os.path.join(self.folder, DATABASE_NAME)}"
         in_cluster = self.config.cluster.enabled
         own_engine: Literal["disk", "jetstream"] = "jetstream" if in_cluster else "disk"
-        stores = _Stores(
-            {
-                "disk": FolderStore(self._files, self.folder, self.clock),
-                "memory": FolderStore(MemoryFiles(), "memory", self.clock, Fit(reads_wait=False, volatile=True)),
-            },
-            {
-                "db": lambda: _open_database(url, self._files, self.clock),
-                "jetstream": lambda: _open_jetstream(
-                    self.config, self._files, self.folder, self.clock, self._ownership
-                ),
-            },
-        )
+        stores = Stores(self.config, self._files, self.folder, self.clock, self._ownership)
         if self.config.jetstream.servers is not None:
             await in_daemon(lambda: stores["jetstream"])  # which waits as long as NATS is away
         self.broker = Broker(
@@ -282,11 +257,10 @@ class Server:
         self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
         self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
-        await self._reconcile_topics(self._lists.read_topics(), removed)
-        self._list = self.broker.writer(self._prepare_list)
+        self.topic_list = TopicList(self._lists, self.broker)
+        await self.topic_list.reconcile(self._lists.read_topics(), removed)
         self.broker.on_topics_changed = self._note_topic
-        self._listed |= {name: len(topic.partitions) for name, topic in self.public_topics().items()}
-        await self._write_list().wait()
+        await self.topic_list.write().wait()
         self._watch_broker()
 
     async def _open_gate(self, engine: Literal["disk", "jetstream"]) -> None:
@@ -334,10 +308,7 @@ class Server:
         self.proofs.update({principal.name: principal.credentials for principal, _ in kept})
         for service in self.services.values():
             service.access_changed()
-        if self._admin is not None:
-            self._admin.access_changed()
-        if self._api is not None:
-            self._api.access_changed()
+        self.administration.access_changed()
         self.broker.router.forget_all()  # routes that were found before every session had its new principal
         self.broker.responders.access_changed()
 
@@ -352,47 +323,14 @@ class Server:
         name = self.proofs.directory.by_fingerprint(fingerprint)
         return None if name is None else self.gate.identity(source_of(name), name)
 
-    async def _reconcile_topics(self, listed: dict[str, int], removed: set[str]) -> None:
-        """Create the topics of the list that the store does not have; stored topics are kept in any case."""
-        for name, partitions in listed.items():
-            topic = self.broker.find_topic(name)
-            if name in self.broker.damaged_topics:
-                self._listed[name] = partitions
-            elif topic is None:
-                if name not in removed:  # else a crash came between the folder and the list
-                    await self.broker.create_topic(name, partitions, principal=SERVER)
-            elif partitions > len(topic.partitions):
-                await self.broker.alter_topic(name, {"partitions": partitions}, SERVER)
-            elif partitions < len(topic.partitions):
-                log.warning("the list of topics gives %r %d partitions, it has %d and keeps them",
-                            name, partitions, len(topic.partitions))  # fmt: skip
-        for name in sorted(set(self.public_topics()) - set(listed)):
-            log.warning("topic %r is not in the list of topics; it is kept ('babelbus topics remove' removes it)", name)
-
-    def public_topics(self) -> dict[str, Topic]:
-        """Return the topics that clients made: all but the server's own."""
-        return {topic.name: topic for topic in self.broker.topics() if not topic.reserved}
-
-    def _prepare_list(self) -> Callable[[], None]:
-        """Return the write of the list of topics as they are now."""
-        return partial(self._lists.write_topics, self._listed.copy().items())
-
-    def _write_list(self) -> Promise:
-        written = self._list.write()
-        written.when_done(_note_unwritten_list)
-        return written
-
     def _note_topic(self, name: str) -> Promise:
         """Record a topic that came, went or grew; return what is done when the list of topics is written."""
-        topic = self.broker.find_topic(name)
-        if topic is None:
-            self._listed.pop(name, None)
+        if self.broker.find_topic(name) is None:
             self.metrics.forget_topic(name)
-        elif not topic.reserved:
-            self._listed[name] = len(topic.partitions)
+        written = self.topic_list.note(name)
         for service in self.services.values():
             service.topics_changed()
-        return self._write_list()
+        return written
 
     def _watch_broker(self) -> None:
         """Connect the metrics to the broker: they read its figures when they are read."""
@@ -448,7 +386,7 @@ class Server:
             self.entrances,
             self.proofs,
             read_value,
-            self._administer,
+            self.administration.answer,
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
@@ -456,88 +394,13 @@ class Server:
                 await service.start()
                 self.addresses |= service.addresses
         if self.config.admin.enabled:
-            await self._listen_for_admin(context)
+            self.addresses["admin"] = await self.administration.listen(context)
+            self.admin_tls = self.administration.is_tls
         if self.entrances.elsewhere:
             from babelbus.server.edges import Edges
 
             self._edges = Edges(self.config, self.core_end, self.entrances, self.metrics)
             await self._edges.start()
-
-    async def _listen_for_admin(self, context: ServiceContext) -> None:
-        """Open the address of the administration endpoint; the first connection there loads the endpoint."""
-        settings = self.config.admin
-        _check_docs_folder(settings.docs_folder)
-        tls = self._certificates.make_tls("admin", settings.tls)
-        self.admin_tls = tls is not None
-        door = Door(
-            "admin",
-            self.metrics,
-            LimitedLog(log, self.clock),
-            context.crowd,
-            connections_max=settings.connections_max,
-            handshake_seconds=settings.handshake_seconds,
-            is_admin=True,
-        )
-        parts = {
-            "token": ensure_token(self.folder),
-            "settings": settings,
-            "guard": context.browsers.guard("admin", self.metrics, host=settings.host, is_tls=self.admin_tls),
-            "crowd": context.crowd,
-            "tls": tls,
-            "door": door,
-        }
-        sockets = self.entrances.take("admin") or await open_sockets(settings.host, settings.port)
-        self._admin_waiting = Waiting("admin", sockets, partial(self._open_admin, sockets, parts))
-        self.entrances.add(
-            Entrance(
-                "admin",
-                self._make_admin_guest,
-                door,
-                tls=tls,
-                prepare=self._admin_waiting.serve,
-                is_ready=lambda: self._admin is not None,
-            )
-        )
-        self.addresses["admin"] = "{}:{}".format(*sockets[0].getsockname()[:2])
-        log.info("admin listens on %s", self.addresses["admin"])
-
-    async def _open_admin(self, sockets: list[socket.socket], parts: dict[str, Any]) -> None:
-        # The library of the endpoint takes a quarter of a start, and nobody needs it before somebody asks.
-        module = await load("babelbus.web.admin")
-        admin: AdminServer = module.AdminServer(self, await self._load_api(), **parts)
-        await admin.start(sockets)
-        self._admin = admin
-
-    def _make_admin_guest(self) -> asyncio.Protocol:
-        assert self._admin is not None, "not loaded"
-        return self._admin.make_guest()
-
-    async def _stop_admin(self) -> None:
-        if self._admin_waiting is None:
-            return
-        await self._admin_waiting.stop()
-        if self._admin is not None:
-            await self._admin.stop()
-        self._admin_waiting.close()
-
-    async def _administer(
-        self, principal: Identity, method: str, path: str, body: bytes, lines: Lines
-    ) -> tuple[int, bytes]:
-        """Answer a request of administration that came through another protocol than HTTP."""
-        return await (await self._load_api()).direct.answer(principal, method, path, body, lines)
-
-    async def _load_api(self) -> "AdminApi":
-        """Return the API of administration; its libraries are large, and are loaded when somebody asks first."""
-        if self._api is None:
-            module = await load("babelbus.web.api")
-            if self._api is None:
-                from babelbus.server.views import VIEWS
-
-                sessions = Note(self._files, os.path.join(self.folder, CONF_NAME, SESSIONS_NAME), KeptSessions)
-                self._api = module.AdminApi(
-                    self, self.metrics, read_value=read_value, proofs=self.proofs, views=VIEWS, sessions=sessions
-                )
-        return self._api
 
     def connections(self) -> dict[str, Collection[Connected]]:
         """Return the open connections of each protocol; those of the administration endpoint are not among them."""
@@ -583,15 +446,15 @@ class Server:
             ConfigError: a line of a list or a certificate is wrong; what was known before still holds.
             BabelbusError: a topic of the list cannot be made; the lists of clients hold all the same.
         """
-        before = set(self.public_topics())  # what goes from here on was removed, whatever the list says
-        await settled([self._list.last])
+        before = set(self.topic_list.topics())  # what goes from here on was removed, whatever the list says
+        await settled([self.topic_list.last])
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
         async with self._lists_lock:
             await run(None, self._lists.reload)
         self.proofs.guessing.clear()
         self._import_clients()
-        await self._reconcile_topics(listed, before)
+        await self.topic_list.reconcile(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
         await run(None, self._certificates.reload)
         if self._core_end is not None:
@@ -642,7 +505,8 @@ class Server:
             await self.broker.close()
         for service in services:
             service.abort()
-        await self._stop_admin()
+        if hasattr(self, "administration"):
+            await self.administration.stop()
         if self._core_end is not None:
             await self._core_end.close()
         if self._edges is not None:
@@ -668,92 +532,3 @@ class Server:
         if ownership is not None:
             leave = ownership.close if self._owns_connection else ownership.close_shards
             await asyncio.get_running_loop().run_in_executor(None, leave)
-
-
-class _Stores(dict[str, Store]):
-    """The store of each engine; some are made when a topic first needs them."""
-
-    def __init__(self, stores: dict[str, Store], makers: dict[str, Callable[[], Store]]) -> None:
-        super().__init__(stores)
-        self._makers = makers
-        self._lock = threading.Lock()
-
-    def __missing__(self, engine: str) -> Store:
-        """Open the store of an engine, in the thread of the topic that first needs it."""
-        with self._lock:
-            if engine not in self:
-                self[engine] = self._makers[engine]()
-            return self[engine]
-
-
-def _note_unwritten_list(written: Promise) -> None:
-    if written.error is not None:
-        log.error("the list of topics could not be written; the topics themselves are safe: %s", written.error)
-
-
-def _check_docs_folder(folder: str | None) -> None:
-    """Check that the folder of the documentation exists: the endpoint opens it when somebody asks first."""
-    if folder is not None and not os.path.isdir(folder):
-        raise ConfigError(f"admin.docs_folder: {folder}: no such folder; 'make docs' builds the pages")
-
-
-def _open_database(url: str, files: FileSystem, clock: Clock) -> Store:
-    """Open the database, and finish the removals that a crash cut short; loading SQLAlchemy takes half a second."""
-    from babelbus.storage.sql import DatabaseStore
-
-    store = DatabaseStore(url, files, clock)
-    for token in store.removed():
-        store.erase(token)
-    return store
-
-
-def import_jetstream() -> ModuleType:
-    """Load the engine.
-
-    Raises:
-        ConfigError: a package that it needs is not installed.
-    """
-    try:
-        from babelbus.storage import jetstream
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"engine jetstream needs the package {error.name}, which is not installed:"
-            " pip install 'babelbus[jetstream]'"
-        ) from error
-    return jetstream
-
-
-def _open_jetstream(
-    config: Config, files: FileSystem, folder: str, clock: Clock, ownership: "Ownership | None"
-) -> Store:
-    """Open the streams, of NATS or of an `ownership`, and finish the removals that a crash cut short."""
-    store: JetstreamStore = import_jetstream().JetstreamStore(config.jetstream, files, folder, clock, ownership)
-    for token in store.removed():
-        store.erase(token)
-    return store
-
-
-async def in_daemon(work: Callable[[], object]) -> None:
-    """Wait for work in a thread that may hang and does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def end(error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        error = None
-        try:
-            work()
-        except BaseException as failure:
-            error = failure
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(end, error)
-
-    threading.Thread(target=run, name="opening", daemon=True).start()
-    await done

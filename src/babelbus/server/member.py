@@ -31,9 +31,10 @@ from babelbus.listening.crowd import Crowd
 from babelbus.listening.sockets import open_sockets
 from babelbus.protocols.registry import LATE_MODULES
 from babelbus.protocols.service import CONF_NAME
-from babelbus.server.app import Server, import_jetstream, in_daemon
+from babelbus.server.app import Server
 from babelbus.server.identities import bring_keys
 from babelbus.server.own_listeners import openings_of
+from babelbus.server.stores import import_jetstream, in_daemon
 from babelbus.server.waiting_room import WaitingRoom
 from babelbus.storage.disk import LOCK_NAME
 from babelbus.storage.files import LocalFiles

@@ -284,8 +284,8 @@ def test_a_right_that_is_taken_away_during_a_step_takes_the_records_of_the_step_
         assert alice.log_in(token=house.alice.token).status == 200
         ask = partial(alice.ask, "GET", "/api/topics/walk%2Fa/search", filter="payload exists")
         assert ask().body.count(b'"record"') >= 2
-        assert house.server._api is not None
-        searcher = house.server._api.search.searcher
+        assert house.server.administration.api is not None
+        searcher = house.server.administration.api.search.searcher
         assert searcher.pid is not None
         os.kill(searcher.pid, signal.SIGSTOP)
         try:
