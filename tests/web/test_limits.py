@@ -80,6 +80,16 @@ def test_a_client_that_sends_no_whole_request_is_closed_and_one_that_did_is_not(
         assert ask(quick).startswith(b"HTTP/1.1 200")  # its deadline is over by now too
 
 
+def test_half_of_a_log_in_is_not_waited_for_longer_than_a_first_request(tmp_path: Path) -> None:
+    half = (
+        b"POST /api/console/login HTTP/1.1\r\nHost: localhost\r\nX-Babelbus-Console: 1\r\n"
+        b'Content-Length: 100\r\n\r\n{"token":'
+    )
+    with serve(tmp_path, handshake_seconds=1.0) as live, dial(live) as client:
+        client.sendall(half)
+        assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
 def test_bytes_that_are_no_http_cost_a_line_of_the_log_each_and_a_few_a_minute(
     crowded: LiveServer, caplog: pytest.LogCaptureFixture
 ) -> None:

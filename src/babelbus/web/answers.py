@@ -143,6 +143,7 @@ CODES = {
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
+    408: "timeout",
     413: "too_large",
     421: "misdirected",
     429: "too_many_guesses",

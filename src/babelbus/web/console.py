@@ -122,7 +122,7 @@ class ConsoleRoutes:
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
         """Open a session for a proof, and end the session that the browser had."""
         check_page(request)
-        login = await read_body(HttpCall(request, NOBODY), Login, LOGIN_BYTES_MAX)
+        login = await self._read_login(request)
         address = request.remote or "local"
         await self._sessions.load()
         before = await self._callers.find_session(request)
@@ -138,6 +138,19 @@ class ConsoleRoutes:
             cookie_of(request), id_, path="/", httponly=True, samesite="Strict", secure=_is_encrypted(request)
         )
         return reply
+
+    async def _read_login(self, request: web.Request) -> Login:
+        """Read the body of a log-in.
+
+        Raises:
+            web.HTTPException: it is wrong, or does not come in time.
+        """
+        try:
+            # All others prove who they are before a body is read: half of a log-in must not hold a connection for ever.
+            async with asyncio.timeout(self._server.config.admin.handshake_seconds):
+                return await read_body(HttpCall(request, NOBODY), Login, LOGIN_BYTES_MAX)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
 
     async def _prove(self, login: Login, address: str) -> tuple[str | None, float]:
         """Return the principal that a proof names, `None` for the built-in administrator, and when the proof ends.
