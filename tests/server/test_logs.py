@@ -52,10 +52,24 @@ class TestLogs:
     def test_a_peers_words_forge_no_line_and_steer_no_terminal(self, format_: str) -> None:
         stream = io.StringIO()
         logs.configure("info", format_, stream)
-        log.info("client %s", "x\n2024 INFO babelbus: all is well\x1b[2J\r", extra={"name_of": "a\nb"})
+        log.info(
+            "client %s", "x\n2024 INFO babelbus: all is well\x1b[2J\r\x9b2J", extra={"name_of": "a\nb\u202e\u2028"}
+        )
         assert stream.getvalue().count("\n") == 1
-        assert "\x1b" not in stream.getvalue()
-        assert "\r" not in stream.getvalue()
+        assert set("\x1b\r\x9b\u202e\u2028").isdisjoint(stream.getvalue())
+
+    @pytest.mark.parametrize("format_", ["text", "json"])
+    def test_bytes_that_are_no_utf_8_lose_no_line(self, format_: str) -> None:
+        stream = io.StringIO()
+        logs.configure("info", format_, stream)
+        log.info("client %s", "x\udcff", extra={"name_of": "a\udcff"})
+        assert stream.getvalue().encode().count(b"udcff") == 2
+
+    def test_a_json_line_says_which_characters_came(self) -> None:
+        stream = io.StringIO()
+        logs.configure("info", "json", stream)
+        log.info("client %s", "x\x9b\u202e\u2028ö")
+        assert json.loads(stream.getvalue())["message"] == "client x\x9b\u202e\u2028ö"
 
     @pytest.mark.parametrize("format_", ["text", "json"])
     def test_fields_named_like_a_secret_are_withheld(self, format_: str) -> None:

@@ -20,8 +20,14 @@ _PASSWORD = re.compile(r"(?<=://)([^/\s:@]*:)[^@\s]+(?=@)|((?:password|passwd|se
 # What every LogRecord has by itself; whatever else is on one came through `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-# A peer's words must not end a line and forge the next one, nor steer a terminal.
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))} | {9: "\\t", 10: "\\n", 13: "\\r"}
+# A peer's words must not end a line and forge the next one, nor steer a terminal or reverse the text in it.
+_STEERING = (*range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _STEERING}
+"""Escapes of JSON, whose reader gets the character that was logged."""
+_LONE = {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+"""Bytes of names that are no UTF-8: no encoder takes them, and the line would be lost."""
+_CONTROL = _LONE | {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*range(32), *_STEERING)}
+_CONTROL |= {9: "\\t", 10: "\\n", 13: "\\r"}
 
 
 class TextFormatter(logging.Formatter):
@@ -45,14 +51,15 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _masked(record.getMessage()),
+            "message": _masked(record.getMessage()).translate(_LONE),
         }
-        more = {name: _masked(one) if isinstance(one, str) else one for name, one in _extra(record).items()}
+        extra = _extra(record).items()
+        more = {name: _masked(one).translate(_LONE) if isinstance(one, str) else one for name, one in extra}
         line |= {name: value for name, value in more.items() if name not in line}
         trace = _trace(record)
         if trace:
-            line["exception"] = trace
-        return msgspec.json.encode(line, enc_hook=str).decode()
+            line["exception"] = trace.translate(_LONE)
+        return msgspec.json.encode(line, enc_hook=str).decode().translate(_JSON_ESCAPES)
 
 
 def configure(level: str, format: str, stream: TextIO | None = None) -> logging.Handler:  # noqa: A002 - the setting's name
