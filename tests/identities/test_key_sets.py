@@ -215,7 +215,7 @@ async def test_unknown_keys_cause_one_fetch_in_thirty_seconds_and_are_remembered
         assert keys._asked.is_set()
         await until(lambda: "1" in keys._keys)
         assert Verifier(keys).verify(token(1), 0).principal == "alice"
-        assert (source.requests, keys.fetches) == (3, 3)
+        assert source.requests == 3
         clock.jump_to(2**50)  # the wall clock decides nothing here
         ask("another")
         assert not keys._asked.is_set()

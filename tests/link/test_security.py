@@ -8,7 +8,7 @@ import pytest
 
 from babelbus.errors import ConfigError
 from babelbus.link.frames import LinkError
-from babelbus.link.security import check_plain, make_contexts
+from babelbus.link.security import make_contexts
 from tests.support.certificates import Authority
 from tests.support.link import Linked
 
@@ -56,14 +56,6 @@ def test_clients_go_over_an_encrypted_link(tmp_path: Path) -> None:
         await both.close()
 
     asyncio.run(test())
-
-
-def test_without_certificates_the_link_stays_on_this_machine() -> None:
-    for host in ("127.0.0.1", "::1", "localhost"):
-        check_plain(host)
-    for host in ("0.0.0.0", "10.0.0.1", "bus.example"):
-        with pytest.raises(ConfigError, match=rf"{host}.*cluster\.cert_file"):
-            check_plain(host)
 
 
 def test_files_that_are_wrong_are_named(tmp_path: Path) -> None:

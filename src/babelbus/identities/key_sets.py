@@ -73,7 +73,6 @@ class KeySet:
         self._fetched_at: float | None = None
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.fetches = 0
 
     def start(self) -> None:
         """Start to fetch."""
@@ -127,7 +126,6 @@ class KeySet:
     async def refresh(self) -> bool:
         """Fetch once; return whether the keys are new. A failure is logged, and the keys stay."""
         self._fetched_at = self._clock.monotonic()
-        self.fetches += 1
         try:
             async with asyncio.timeout(self._fetch_seconds_max):
                 content = await (self._read_url() if self._is_url else asyncio.to_thread(self._read_file))

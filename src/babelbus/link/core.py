@@ -91,7 +91,6 @@ class CoreLink(Peer):
         """The place of a connection of another machine in the lobby."""
         self.peer = "local"
         self.software = ""
-        self.began_at = core.clock.monotonic()
         self.stats = Stats(0, 0, 0, 0, 0, 0.0)
         self.transports: dict[int, LinkedTransport] = {}
         self._deadline: asyncio.TimerHandle | None = None

@@ -2,7 +2,6 @@
 
 import ssl
 
-from babelbus.config import is_loopback
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import check_key_file
@@ -27,16 +26,3 @@ def make_contexts(cert_file: str, key_file: str, ca_file: str) -> tuple[ssl.SSLC
     except (KeyFileError, OSError, ValueError) as error:
         raise ConfigError(f"certificates of the link ({cert_file}, {key_file}, {ca_file}): {error}") from error
     return server, client
-
-
-def check_plain(host: str) -> None:
-    """Check that a link without certificates stays on this machine.
-
-    Raises:
-        ConfigError: the host is another machine, or every address of this machine.
-    """
-    if not is_loopback(host):
-        raise ConfigError(
-            f"a link without certificates is for loopback addresses only, not for {host}: "
-            "set cluster.cert_file, cluster.key_file and cluster.ca_file"
-        )

@@ -133,7 +133,7 @@ class Shard:
         self.doubt_since: float | None = None
         """Since when an outcome is unknown (monotonic), `None` if none is."""
         self.doubts = 0
-        """How often an outcome was unknown."""
+        """How often an outcome was unknown; acks of earlier attempts are passed over."""
         self.reason: StorageError = NatsAwayError("NATS does not answer; try again")
         self.lease: Lease | None = None
         self._nats = nats
@@ -147,8 +147,6 @@ class Shard:
         self._stored = 0
         """The sequence up to which everything is known."""
         self._sent = 0
-        self._generation = 0
-        """How often the writer was in doubt: acks of earlier attempts are passed over."""
         self._queue: deque[Message | Source] = deque()
         self._in_flight: deque[Message] = deque()
         self._in_flight_bytes = 0
@@ -355,7 +353,7 @@ class Shard:
         if self._timer is None:
             self._watch(message)
         head = msgspec.structs.replace(message.head, epoch=self._epoch)
-        token = f"{self.label}.{self._generation}.{self._sent}"
+        token = f"{self.label}.{self.doubts}.{self._sent}"
         try:
             await self._nats.publish(
                 message.subject, encode(head, message.data, message.data_crc), self._sent - 1, token
@@ -377,9 +375,9 @@ class Shard:
 
         self._timer = self._nats.loop.call_later(ACK_SECONDS, look)
 
-    def receive_ack(self, generation: int, sequence: int, message: Msg) -> None:
+    def receive_ack(self, doubts: int, sequence: int, message: Msg) -> None:
         """Handle the acknowledgement of a message."""
-        if generation != self._generation or self._state is not _State.OPEN or not self._in_flight:
+        if doubts != self.doubts or self._state is not _State.OPEN or not self._in_flight:
             return
         if message.headers and "Status" in message.headers:
             self._doubt(NatsAwayError(f"stream {self.stream} has no leader now; try again"))
@@ -436,7 +434,6 @@ class Shard:
         if self._state is not _State.OPEN:
             return
         self._state = _State.DOUBT
-        self._generation += 1
         self.reason = reason
         self.doubts += 1
         log.warning("%s", reason)
