@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from babelbus.core.access import SERVER
-from tests.access.drivers import Admin, Driver, Jebp, Spark, Tree, TreeRest
+from tests.access.drivers import Admin, Driver, Jebp, JebpCalls, Spark, Tree, TreeRest
 from tests.access.house import House
 
 
@@ -48,6 +48,34 @@ def test_a_retained_value_needs_the_right_to_the_events_of_its_subject(house: Ho
         assert not client.get(topic)
         house.grant(f"alice subscribe {topic}/#")
         assert client.get(topic)
+
+
+def test_who_may_delete_a_value_is_not_told_what_it_was(house: House) -> None:
+    keys = ("deleted/a", "deleted/b", "deleted/c", "deleted/d", "deleted/e")
+
+    async def fill() -> None:
+        for key in keys:
+            house.broker.state.set(key, b"\"of somebody else\"")
+        await house.broker.state.commit("test").wait()
+
+    def delete() -> list[object]:
+        house.run(fill)
+        answers = [tree.client.delete("deleted/a"), *tree.client.pdelete("deleted/b").values()]
+        for path in ("delete/deleted/c", "pdelete/deleted/d"):
+            headers = {"authorization": f"Bearer {house.alice.jwt}"}
+            answers.append(rest.client.ask("DELETE", f"/api/v1/{path}", b"", **headers).body)
+        return [*answers, calls.client.state.delete("deleted/e")]
+
+    with (
+        Tree(house, house.alice) as tree,
+        TreeRest(house, house.alice) as rest,
+        JebpCalls(house, house.alice) as calls,
+    ):
+        house.grant("alice write-state deleted/#")
+        assert "of somebody else" not in str(delete())
+        assert [house.value(key) for key in keys] == [None] * len(keys)
+        house.grant("alice write-state deleted/#", "alice subscribe deleted/#")
+        assert all("of somebody else" in str(one) for one in delete())
 
 
 def test_the_labels_of_metrics_need_a_right_of_their_own(house: House) -> None:

@@ -137,7 +137,7 @@ async def test_patterns_bring_and_delete_what_is_granted() -> None:
     assert talker.ask(ls(2), ls(3, "p"), pls(4, "?")) == [names(2, "p"), names(3, "a"), names(4, "a")]
     assert talker.code(ls(5, "q")) == 5
     await house.grant((ANONYMOUS, "write-state", "p/?"))
-    assert talker.ask(pdelete(6, "#")) == [pstate_deleted(6, "#", {"p/a": 1})]
+    assert talker.ask(pdelete(6, "#")) == [pstate_deleted(6, "#", {"p/a": None})]
     assert [house.hub.state.find(key) for key in ("p/a", "p/hidden/a", "q/a")] == [None, b"1", b"1"]
 
 

@@ -6,6 +6,7 @@ is granted is refused.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Final
 
 from babelbus.core.access import (
     Action,
@@ -25,6 +26,10 @@ from babelbus.core.state.patterns import pattern_text, subjects_of
 from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.core.state.watches import Receive, Watch
 from babelbus.core.subject import EVERYTHING, Pattern, below, exactly
+
+
+UNSEEN: Final = b"null"
+"""The answer in place of a value that the principal may not see."""
 
 
 class _Guard:
@@ -195,15 +200,20 @@ class GuardedState(_Guard):
         return self._state.compare_and_set(key, value, version)
 
     def delete(self, key: str) -> bytes:
-        """Delete a value and return it; see `State.delete`."""
+        """Delete a value and return it, `null` if it may not be seen; see `State.delete`."""
         self._check(Action.WRITE_STATE, key)
-        return self._state.delete(key)
+        return self._shown(key, self._state.delete(key))
 
     def delete_matching(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
-        """Delete the values that match a pattern and may be deleted, and return them."""
+        """Delete the values that match a pattern and may be deleted, and return them as `delete` does."""
         self._check_pattern(Action.WRITE_STATE, pattern)
         may = self._rights.may
-        return self._state.delete_matching(pattern, lambda key: may(Action.WRITE_STATE, key))
+        deleted = self._state.delete_matching(pattern, lambda key: may(Action.WRITE_STATE, key))
+        return [(key, self._shown(key, value)) for key, value in deleted]
+
+    def _shown(self, key: str, value: bytes) -> bytes:
+        """Return a value that was deleted: the right to delete is not the right to read."""
+        return value if self.may_see(key) else UNSEEN
 
     def note(self, key: str, value: bytes) -> None:
         """Publish a value to the listeners; it is not stored."""
