@@ -55,7 +55,7 @@ def test_who_may_delete_a_value_is_not_told_what_it_was(house: House) -> None:
 
     async def fill() -> None:
         for key in keys:
-            house.broker.state.set(key, b"\"of somebody else\"")
+            house.broker.state.set(key, b'"of somebody else"')
         await house.broker.state.commit("test").wait()
 
     def delete() -> list[object]:

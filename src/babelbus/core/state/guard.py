@@ -27,7 +27,6 @@ from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.core.state.watches import Receive, Watch
 from babelbus.core.subject import EVERYTHING, Pattern, below, exactly
 
-
 UNSEEN: Final = b"null"
 """The answer in place of a value that the principal may not see."""
 
