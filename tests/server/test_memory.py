@@ -16,6 +16,7 @@ from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.protocols.eventmesh.test_grpc import Legacy
 from tests.server.test_unfinished import UPLOADS
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.eventmesh import MeshClient
 from tests.support.http2 import DATA, END_HEADERS, HEADERS, Upload, block, frame, message
 from tests.support.jebp import create_topic, subscribe
 from tests.support.server import LiveServer, configure
@@ -26,6 +27,7 @@ ANNOUNCED_BYTES = 2**22
 SUBSCRIBE = b'{"pSubscribe":{"transactionId":1,"requestPattern":"a/#","unique":false,"liveOnly":false}}'
 JOIN = b'{"headers":{"cmd":"sub","mq":"Q","channel":"C","id":"1"}}'
 POST = b"POST /api/v1/set/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % ANNOUNCED_BYTES
+PUBLISH = b"POST / HTTP/1.1\r\nHost: localhost\r\nCode: 104\r\nContent-Length: %d\r\n\r\n" % ANNOUNCED_BYTES
 UPGRADE = encode_upgrade_request("localhost", "/ws", key=make_key())
 FRAME = b"\x81\xff" + ANNOUNCED_BYTES.to_bytes(8, "big") + b"mask"
 
@@ -77,6 +79,12 @@ def say_jebp(live: LiveServer) -> socket.socket:
     return caller.socket
 
 
+def say_mesh(live: LiveServer) -> socket.socket:
+    client = MeshClient(live.server.addresses["eventmesh-tcp"]).hello("pub")
+    client.socket.sendall(client.frame("ASYNC_MESSAGE_TO_SERVER", bytes(ANNOUNCED_BYTES))[:-ANNOUNCED_BYTES])
+    return client.socket
+
+
 def say_grpc(live: LiveServer) -> Upload:
     """A stream with a subscription, a call that waits for its deadline, and a call with a long message."""
     package, topic = "/eventmesh.common.protocol.grpc", "Q"
@@ -125,6 +133,8 @@ def collect() -> set[str]:
     [
         pytest.param(say_grpc, id="eventmesh-grpc"),
         pytest.param(say_jebp, id="jebp"),
+        pytest.param(says("eventmesh-http", PUBLISH), id="eventmesh-http"),
+        pytest.param(say_mesh, id="eventmesh-tcp"),
         pytest.param(says("zbus", POST), id="zbus-http"),
         pytest.param(says("zbus", UPGRADE, encode_texts([JOIN], mask=True), FRAME), id="zbus-websocket"),
         pytest.param(says("worterbuch", POST), id="worterbuch-http"),

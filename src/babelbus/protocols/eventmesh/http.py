@@ -182,16 +182,6 @@ class WebSession(IdleSession):
         """Requests that wait for their reply."""
         self._success_heads: dict[tuple[str, bool, str], bytes] = {}
         """The heads of answers that say no more than success, by what of the request they depend on."""
-        self._handlers: dict[str, Callable[[_Asked], tuple[Promise, Callable[[], bytes]]]] = {
-            SEND_ASYNC: self._send_async,
-            SEND_SYNC: self._send_sync,
-            BATCH: self._send_batch,
-            BATCH_V2: self._send_async,
-            HEARTBEAT: self._heartbeat,
-            SUBSCRIBE: self._subscribe,
-            UNSUBSCRIBE: self._unsubscribe,
-            REPLY: self._reply,
-        }
 
     def answer_request(self, request: http.Request, refusal: Refusal | None) -> bool:
         """Handle a request; return `False` to be called again when the outbox has room."""
@@ -248,10 +238,10 @@ class WebSession(IdleSession):
             pid = asked.get("pid")
             if pid and not (pid.isascii() and pid.isdigit()):
                 raise _RefusedError(HEADER_ERROR, "pid is no number")
-            handle = self._handlers.get(asked.code)
+            handle = _HANDLERS.get(asked.code)
             if handle is None:
                 raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
-            return handle(asked)
+            return handle(self, asked)
         except _RefusedError as fault:
             answer = self._encode_result(request, fault.code, fault.text, status=fault.status)
         except InvalidMessageError as error:
@@ -496,7 +486,7 @@ class WebSession(IdleSession):
     def _encode_success(self, request: http.Request) -> bytes:
         """Encode the answer to each publication; its head repeats, because its time has 13 digits until 2286."""
         code = request.headers.get("code", "")
-        if code not in self._handlers or request.path.startswith(URI_PREFIX):
+        if code not in _HANDLERS or request.path.startswith(URI_PREFIX):
             return self._encode_result(request, SUCCESS, "success")
         key = code, request.keep_alive, request.version
         head = self._success_heads.get(key)
@@ -520,6 +510,19 @@ class WebSession(IdleSession):
             code_asked = request.headers.get("code") or dict(_query(request)).get("code", "")
             headers.append(("code", code_asked if code_asked.isascii() and code_asked.isprintable() else ""))
         return encode_response(status, headers, _encode(result), keep_alive=request.keep_alive, version=request.version)
+
+
+_HANDLERS: Final[dict[str, Callable[[WebSession, _Asked], tuple[Promise, Callable[[], bytes]]]]] = {
+    SEND_ASYNC: WebSession._send_async,
+    SEND_SYNC: WebSession._send_sync,
+    BATCH: WebSession._send_batch,
+    BATCH_V2: WebSession._send_async,
+    HEARTBEAT: WebSession._heartbeat,
+    SUBSCRIBE: WebSession._subscribe,
+    UNSUBSCRIBE: WebSession._unsubscribe,
+    REPLY: WebSession._reply,
+}
+"""No methods of one session: they would hold it, and what it has received, until the cycle collector runs."""
 
 
 def credentials_of(request: http.Request) -> Given:
