@@ -116,6 +116,10 @@ class Requests(Generic[R]):
         """Return whether somebody waits for the reply of a request."""
         return key in self._waiting
 
+    def when_done(self, key: Key, callback: Callable[[Request[R]], None]) -> None:
+        """Call back when the request is done that somebody waits for."""
+        self._waiting[key][0].when_done(callback)
+
     def refuse(self, key: Key, error: BabelbusError) -> None:
         """End a request with the error of its responder, instead of its first reply."""
         if key in self._waiting:
@@ -280,8 +284,6 @@ class Responders:
 
     def pass_on(self, question: Question, group: str) -> None:
         """Send a question whose responder has left to others of the group; if none takes it, the group declines."""
-        if not self.requests.waits(question.key):
-            return
         owners = [cast("_Responder", one.owner) for one in self._router.find(question.subject)]
         others = [one.answerer for one in owners if one.group == group]
         if not others:
@@ -330,6 +332,8 @@ class Responders:
 
     def _offer(self, question: Question, answerers: Sequence[Answerer], first: int) -> None:
         """Send a question to one of a group after the other, from a number on, until one takes the question."""
+        if not self.requests.waits(question.key):  # the time is over, or another group was faster
+            return
         error: BabelbusError | None = None
         for turn in range(len(answerers)):
             error = answerers[(first + turn) % len(answerers)](question)

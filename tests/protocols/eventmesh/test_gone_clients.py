@@ -13,7 +13,7 @@ import pytest
 from babelbus.clock import ManualClock
 from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.core.access import SERVER
-from babelbus.core.request import Question, Reply, Requests
+from babelbus.core.request import NoRespondersError, Question, Reply, Request, Requests
 from babelbus.core.subject import exactly
 from tests.protocols.eventmesh.test_grpc import Events, Legacy, Package
 from tests.support.eventmesh import MeshClient
@@ -129,6 +129,72 @@ def test_a_requester_is_told_when_the_last_responder_over_tcp_leaves(live: LiveS
             ask_for_ever(requester, "left")
             assert one.next()[0]["cmd"] == "REQUEST_TO_CLIENT"
         assert b"have gone" in requester.next().body
+
+
+@pytest.mark.parametrize("end", ["close", "CLIENT_GOODBYE_REQUEST", "UNSUBSCRIBE_REQUEST"])
+def test_a_requester_is_told_when_a_responder_over_tcp_leaves_that_has_acknowledged_the_question(
+    live: LiveServer, end: str
+) -> None:
+    with (
+        HttpClient(live.server.addresses["eventmesh-http"]) as requester,
+        MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="a") as responder,
+    ):
+        responder.listen("acknowledged", kind="SYNC")
+        ask_for_ever(requester, "acknowledged")
+        responder.push()
+        if end == "close":
+            responder.socket.close()
+        else:
+            assert responder.ask(end)["code"] == 0
+        assert b"have gone" in requester.next().body
+
+
+def test_a_reply_over_tcp_counts_after_the_acknowledgement_and_before_it_after_an_unsubscription(
+    live: LiveServer,
+) -> None:
+    with (
+        HttpClient(live.server.addresses["eventmesh-http"]) as requester,
+        MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="a") as responder,
+    ):
+        responder.listen("replied", kind="SYNC")
+        ask_for_ever(requester, "replied")
+        _, question = responder.push()
+        responder.send("RESPONSE_TO_SERVER", {**question, "body": "late"})
+        assert b"late" in requester.next().body
+        for _ in range(2):
+            ask_for_ever(requester, "replied")
+        (_, first), (head, _) = responder.next(), responder.next()
+        assert responder.ask("UNSUBSCRIBE_REQUEST")["code"] == 0
+        responder.send("RESPONSE_TO_SERVER", {**first, "body": "still"})
+        assert b"still" in requester.next().body
+        responder.send("REQUEST_TO_CLIENT_ACK", "", seq=head["seq"])
+        assert b"have gone" in requester.next().body
+
+
+def test_each_of_thousands_of_requesters_is_told_when_a_responder_leaves(live: LiveServer) -> None:
+    broker = live.server.broker
+
+    def ask() -> list[Request[Reply]]:
+        deadline = broker.responders.deadline(1e4)
+        return [broker.request("thousands", b"?", (), deadline, SERVER) for _ in range(2000)]
+
+    with MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="a") as tcp:
+        tcp.listen("thousands", kind="SYNC")
+        requests = live.call(ask)
+        for _ in requests:
+            tcp.next()
+    live.until(lambda: all(isinstance(request.error, NoRespondersError) for request in requests))
+
+
+def test_no_question_is_remembered_whose_requester_is_gone(live: LiveServer, requests: Requests[object]) -> None:
+    hub = live.server.services["eventmesh"].hub  # type: ignore[attr-defined]
+    with MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="q") as client:
+        client.send("REQUEST_TO_SERVER", {"topic": "silent", "body": "?", "properties": {"ttl": FOREVER_MS}})
+        begin(live, requests)
+        assert len(hub._questions) == 1
+    live.until(lambda: requests.in_flight == 0)
+    assert not hub._questions
+    assert not any(session._questions for session in list(hub.peers))
 
 
 def test_a_requester_waits_for_another_responder_that_was_asked(live: LiveServer) -> None:

@@ -7,8 +7,7 @@ other members speak (docs/design/design.md, section 1).
 import asyncio
 import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -41,8 +40,6 @@ TTL_NAMES = frozenset((b"ttl", b"ce_ttl"))
 GRPC_MARKS = frozenset((b"seqnum", b"ce_seqnum"))
 """Headers that only what was published over gRPC has; each message there must name a `ttl`, wanted or not (10)."""
 TIMED = TTL_NAMES | GRPC_MARKS
-QUESTIONS_MAX = 100_000
-"""So many questions that were pushed to responders are remembered; the oldest is forgotten first."""
 CORRELATION = "correlation99id"
 REPLY_TO = "reply99to99client"
 CLUSTER = "cluster"
@@ -130,8 +127,8 @@ class Hub:
         The key is the topic, and the name of the principal if it has rights that are asked for.
         """
         self._numbers = itertools.count(1)
-        self._questions: OrderedDict[str, tuple[Key, str, str]] = OrderedDict()
-        """With the name of the principal that was asked, and the subject."""
+        self._questions: dict[str, tuple[Key, str, str]] = {}
+        """Questions whose requester waits, with the name of the principal that was asked, and the subject."""
 
     def next_number(self) -> int:
         """Return a number that no frame of the server had: the `seq` of a push, or the id of a question."""
@@ -287,25 +284,35 @@ class Hub:
         deadline = self.clock.monotonic() + min(ttl_ms, TTL_MS_MAX) / 1000
         return self.broker.request(subject, event.payload, event.headers, deadline, principal)
 
-    def remember(self, question: Question, principal: Identity) -> str:
-        """Return the id under which a responder answers a question; while the gate is on, the principal alone may."""
+    def remember(self, question: Question, principal: Identity, done: Callable[[str], object] | None = None) -> str:
+        """Return the id under which a responder answers a question; while the gate is on, the principal alone may.
+
+        The id is forgotten as soon as nobody waits for the reply; `done` is called with it then.
+        """
         name = f"babelbus-{self.next_number()}"
         self._questions[name] = question.key, principal.name, question.subject
-        if len(self._questions) > QUESTIONS_MAX:
-            self._questions.popitem(last=False)
+
+        def forget(_: Request[Reply]) -> None:
+            self._questions.pop(name, None)
+            if done is not None:
+                done(name)
+
+        self.broker.responders.requests.when_done(question.key, forget)
         return name
 
     def respond(self, name: str, reply: Reply, principal: Identity | None) -> bool:
         """Answer a question; `False`: nobody waits for the reply, there was one before, or another client was asked."""
         found = self._questions.get(name)
-        if found is None or (self.callers.enforcing and (principal is None or principal.name != found[1])):
+        if found is None:
+            self.metrics.requests_late_replies_total.inc()
             return False
-        del self._questions[name]
+        if self.callers.enforcing and (principal is None or principal.name != found[1]):
+            return False
         return self.broker.respond(found[0], reply)
 
     def forget(self, names: Iterable[str], reason: str = "have gone") -> None:
         """Remove questions that their responder will not answer; requesters are told if no other group was asked."""
-        for name in names:
+        for name in list(names):  # `remember` removes them where a request ends
             key, _, subject = self._questions.pop(name, (None, "", ""))
             if key is not None:
                 self.broker.responders.decline(key, f"the responders of {subject!r} {reason}")

@@ -50,7 +50,6 @@ HELLO_BYTES_MAX = 65_536
 """The limit of a frame before the client has said who it is."""
 TTL_MS = 3000
 """How long a request waits for its reply unless the request says so (3.8)."""
-ANSWERED_MAX = 1024
 GOODBYE_SECONDS = 30.0
 """A client that has said goodbye, or was told goodbye, is closed after this if it has not closed (3.5)."""
 
@@ -81,8 +80,10 @@ class Session(contract.Session):
         self._subscribed: dict[str, Subscribed] = {}
         self._held: dict[str, Delivery] = {}
         """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
-        self._questions: dict[str, str] = {}
-        """Ids of questions that were pushed and not answered, by the `seq` of the push, in order."""
+        self._questions: dict[str, None] = {}
+        """Ids of questions that were pushed and neither answered nor acknowledged: the `seq` of their pushes."""
+        self._unanswered: dict[str, None] = {}
+        """Ids of questions that the client has acknowledged without a reply, which may still come."""
         self._requests: dict[Request[Reply], None] = {}
         """Requests of the client that wait for their reply."""
         self._events: dict[str, list[Event]] = {}
@@ -156,6 +157,8 @@ class Session(contract.Session):
             self._begin_to_subscribe(seq, frame.body)
         elif name == m.UNSUBSCRIBE:
             self._unsubscribe()
+            self._hub.forget(self._unanswered)
+            self._unanswered.clear()
             self._answer(name, seq)
         elif name == m.LISTEN:
             self._listen(seq)
@@ -163,6 +166,7 @@ class Session(contract.Session):
             self._request(seq, frame)
         elif name == m.GOODBYE:
             self._unsubscribe()
+            self._forget_questions()
             self.ends_at = self._hub.clock.monotonic() + GOODBYE_SECONDS
             self._answer(name, seq)
         else:
@@ -425,9 +429,8 @@ class Session(contract.Session):
             return
         name = properties.get(CORRELATION)
         if name is None and len(self._questions) == 1 and not self._held:
-            (name,) = self._questions.values()
+            (name,) = self._questions
         if name is not None:
-            self._questions = {seq: asked for seq, asked in self._questions.items() if asked != name}
             self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), self._identity)
 
     def _ask(self, subscribed: Subscribed, question: Question) -> BabelbusError | None:
@@ -435,14 +438,16 @@ class Session(contract.Session):
         if self._outbox.full:
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
             return reads_too_slowly(question)
-        name = self._hub.remember(question, self._identity)
-        topic, more = subscribed.item.topic, correlation(name)
-        seq, push = self._encode_push(m.PUSH_REQUEST, topic, question.payload, question.headers, more)
-        self._questions[seq] = name
-        self._send(push)
-        if len(self._questions) > ANSWERED_MAX:  # the client answers other questions than it is asked
-            del self._questions[next(iter(self._questions))]
+        name = self._hub.remember(question, self._identity, self._asked)
+        self._questions[name] = None
+        content = question.payload, question.headers, correlation(name)
+        self._send(self._encode_push(m.PUSH_REQUEST, name, subscribed.item.topic, *content))
         return None
+
+    def _asked(self, name: str) -> None:
+        """Remove a question whose requester does not wait any more."""
+        self._questions.pop(name, None)
+        self._unanswered.pop(name, None)
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -468,23 +473,30 @@ class Session(contract.Session):
             if self._outbox.full:
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
                 continue
-            self._send(self._encode_push(m.PUSH_BROADCAST, subscribed.item.topic, event.payload, event.headers, {})[1])
+            seq, topic = str(self._hub.next_number()), subscribed.item.topic
+            self._send(self._encode_push(m.PUSH_BROADCAST, seq, topic, event.payload, event.headers, {}))
 
     def _encode_push(
-        self, name: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
-    ) -> tuple[str, bytes]:
-        """Return the frame of a push, and before it the `seq` that the client acknowledges."""
-        surplus, seq = self._surplus, str(self._hub.next_number())
+        self, name: str, seq: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
+    ) -> bytes:
+        """Return the frame of a push; the client acknowledges its `seq`."""
+        surplus = self._surplus
         flavour, body = encode_body(topic, payload, headers, more, strict=surplus == OLD)
-        return seq, _encode_message(surplus, name, b'"%b"' % seq.encode(), flavour, body)
+        return _encode_message(surplus, name, b'"%b"' % seq.encode(), flavour, body)
 
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
 
     def _acknowledged(self, seq: str | int | None) -> None:
-        found = self._held.pop(str(seq), None)
+        name = str(seq)
+        found = self._held.pop(name, None)
         if found is None:
-            self._questions.pop(str(seq), None)  # a reply comes before the acknowledgement, or never (3.8)
+            if name in self._questions:
+                del self._questions[name]
+                if self._subscribed:  # Java replies before it acknowledges, or never (3.8); others may still reply
+                    self._unanswered[name] = None
+                else:
+                    self._hub.forget([name])
         elif found.lease is not None:
             done, member = self._done, found.lease.member
             if member in done:
@@ -615,7 +627,13 @@ class Session(contract.Session):
         self._subscribed.clear()
         self._held.clear()
         self.end_requests()
-        self._hub.forget(self._questions.values())
+        self._forget_questions()
+
+    def _forget_questions(self) -> None:
+        """Remove all questions, and tell their requesters: the client leaves."""
+        for names in (self._questions, self._unanswered):
+            self._hub.forget(names)
+            names.clear()
 
 
 @cache

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 WRITTEN_MAX = 64
 """Deliveries that are written and acknowledged together; other connections have their turn after them."""
-ASKED_MAX = 1024
-"""So many questions of a stream are remembered, to tell their requesters when it ends."""
 ANSWERS_MAX = 16
 """Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
 WAITING_BYTES_MAX = 4 * 2**20
@@ -103,7 +101,7 @@ class Stream:
         self._subscribing = False
         self._closed = False
         self._asked: dict[str, None] = {}
-        """Ids of questions that the client has not answered, in order."""
+        """Ids of questions that the client has not answered and whose requesters wait."""
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -156,8 +154,7 @@ class Stream:
     def _respond(self, answered: Answered) -> None:
         name = answered.properties.get(CORRELATION, "")
         reply = Reply(answered.event.payload, without_correlation(answered.event.headers))
-        if self._hub.respond(name, reply, self._identity):
-            self._asked.pop(name, None)
+        self._hub.respond(name, reply, self._identity)
 
     @property
     def _identity(self) -> Identity | None:
@@ -351,10 +348,8 @@ class Stream:
         if not self._has_room():
             self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
             return reads_too_slowly(question)
-        name = self._hub.remember(question, subscribed.caller.principal)
+        name = self._hub.remember(question, subscribed.caller.principal, lambda name: self._asked.pop(name, None))
         self._asked[name] = None
-        if len(self._asked) > ASKED_MAX:
-            del self._asked[next(iter(self._asked))]
         more = correlation(name)
         self._live_bytes += _weigh(question.payload, question.headers)
         self._add([(subscribed.item.topic, question.payload, question.headers, more, None, None)])
