@@ -1,6 +1,7 @@
 """Topics come, change, go and come back after a restart; events find the topic that records them."""
 
 import asyncio
+import contextlib
 import errno
 import threading
 from collections.abc import Sequence
@@ -152,6 +153,29 @@ def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(ma
         await bus.broker.close()
 
     test()
+
+
+@pytest.mark.parametrize("suffix", ["settings.json.new", ".log"])
+@in_loop
+async def test_damaged_settings_of_the_state_and_a_full_disk_do_not_take_the_state(suffix: str) -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    state = bus.open_state()
+    state.set("a", b"1")
+    await done([state.commit("test")])
+    await bus.broker.close()
+    files.content(f"data/topics/%24state/{SETTINGS_NAME}")[20] ^= 1
+    files.content("data/topics/%24state/0/checkpoint")[20] ^= 1  # so that a start writes
+    bus = Bus(files)
+    for operation in ("open", "pwrite"):
+        files.fail(operation, errno.ENOSPC, suffix=suffix, times=2)
+    with contextlib.suppress(StorageError):
+        bus.open_state()
+    files.faults.clear()
+    await bus.broker.close()
+    bus = Bus(files)
+    assert bus.open_state().find("a") == b"1"
+    await bus.broker.close()
 
 
 @in_loop

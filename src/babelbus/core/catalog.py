@@ -511,9 +511,13 @@ class Catalog(TopicRights):
         return writer
 
     def _store_topic(self, backend: Backend, name: str, kept: _Kept) -> list[PartitionLog]:
-        """Write a topic with empty logs, durably, or nothing of it. Blocks."""
+        """Write a topic with empty logs, durably, or nothing of it. Blocks.
+
+        Logs that are there, of a topic of the server's own whose settings are damaged, stay in any case.
+        """
         store = backend.store
-        if store is not self._catalog and store.partition_count(name):
+        stored = store.partition_count(name)
+        if store is not self._catalog and stored:
             if name not in self._cut_short:  # this folder is new to a database that others use, or used
                 raise StorageError(
                     f"topic {name!r}: engine {backend.engine} holds records of a topic of this name that this data "
@@ -524,6 +528,8 @@ class Catalog(TopicRights):
             self._save_settings(name, kept)
             return self._open_logs(backend, name, kept.settings, range(kept.partitions))
         except StorageError:
+            if stored:
+                raise
             for each in {id(each): each for each in (self._catalog, store)}.values():  # so that no restart opens it
                 try:
                     each.erase(each.hide(name))

@@ -19,7 +19,7 @@ from babelbus.core.access import (
 )
 from babelbus.core.access.audit import AuditRecord
 from babelbus.core.access.gate import AccessConflictError, Gate
-from babelbus.core.access.table import edits_for, id_of
+from babelbus.core.access.table import Mode, edits_for, id_of
 from babelbus.core.access.table_file import TableFileError
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
@@ -65,6 +65,23 @@ async def test_a_table_is_there_again_after_a_restart() -> None:
     assert gate.table.rights("alice").may(Action.PUBLISH, "plant/alice/x")
     assert not gate.table.rights("alice").may(Action.READ, "a")
     await again.broker.close()
+
+
+@in_loop
+async def test_damaged_settings_of_its_topic_do_not_turn_the_gate_off() -> None:
+    bus, gate = await gate_on()
+    await gate.put([ALICE, ROW, Mode(True)], BOSS)
+    await bus.broker.close()
+    assert isinstance(bus.files, FaultyFiles)
+    bus.files.content("data/topics/%24access/settings.json")[20] ^= 1
+    again, gate = await gate_on(bus.files)
+    assert gate.enforcing
+    assert gate.table.rights("alice").may(Action.PUBLISH, "plant/alice/x")
+    assert await gate.put([Row("alice", "read", "a")], BOSS) == 2
+    await again.broker.close()
+    last, gate = await gate_on(bus.files)
+    assert gate.table.version == 2
+    await last.broker.close()
 
 
 @in_loop

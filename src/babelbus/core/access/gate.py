@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -78,7 +78,14 @@ class Door(Protocol):
     """The part of the broker that the gate uses."""
 
     def find_topic(self, name: str) -> Topic | None:
-        """Return a topic, `None` if the name is free."""
+        """Return a topic, `None` if the name is free or the topic's settings are damaged."""
+
+    @property
+    def damaged_topics(self) -> Mapping[str, StorageError]:
+        """Why topics are not open whose names stay taken."""
+
+    def open_reserved(self, name: str, settings: TopicSettings) -> Topic:
+        """Return a topic of the server's own, with these settings. Blocks."""
 
     def ensure_reserved(self, name: str, settings: TopicSettings) -> Work[Topic]:
         """Return a topic of the server's own; create the topic if the name is free."""
@@ -184,7 +191,9 @@ class Gate:
         """
         topic = self._door.find_topic(ACCESS_TOPIC)
         if topic is None:
-            return
+            if ACCESS_TOPIC not in self._door.damaged_topics:
+                return
+            topic = self._door.open_reserved(ACCESS_TOPIC, self._settings)  # an empty table would turn the gate off
         try:
             whole, last = self._read(topic)
             edits = [(id_, _decode(id_, content)) for id_, content in whole.items()]
