@@ -57,6 +57,13 @@ class UnsupportedError(CommandError):
     """The server is older than jebp/1.2, which carries this API."""
 
 
+def no_answer(address: str, reason: str, method: str = "GET") -> CommandError:
+    """Return the error of a request to a server that is silent."""
+    outcome = "" if method == "GET" else "; the request may be done or not"
+    advice = "the server hangs or is overloaded: look at its log, and try again"
+    return CommandError(f"{address} does not answer: {reason}{outcome}; {advice}")
+
+
 class Transport(Protocol):
     """Carries the requests to one server. Every method may raise `CommandError` when no server answers."""
 
@@ -138,7 +145,7 @@ class AdminApi:
                 for end in ends:
                     line = b"".join(parts)
                     parts = [end]
-                    yield decoder.decode(line) if line else None
+                    yield self._read_line(line, decoder) if line else None
         finally:
             chunks.close()
 
@@ -159,7 +166,16 @@ class AdminApi:
         try:
             return msgspec.json.decode(answer, type=type_)
         except msgspec.DecodeError:
-            raise CommandError(f"{self._transport.address} is no administration endpoint of Babelbus") from None
+            raise self._no_endpoint() from None
+
+    def _read_line(self, line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+        try:
+            return decoder.decode(line)
+        except msgspec.DecodeError:
+            raise self._no_endpoint() from None
+
+    def _no_endpoint(self) -> CommandError:
+        return CommandError(f"{self._transport.address} is no administration endpoint of Babelbus")
 
 
 def _with_query(path: str, query: Mapping[str, str]) -> str:

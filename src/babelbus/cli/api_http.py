@@ -5,6 +5,7 @@ import http.client
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from babelbus.cli.api import no_answer
 from babelbus.cli.command import CommandError
 
 READ_BYTES = 2**16
@@ -31,7 +32,7 @@ class HttpTransport:
         """Send a request; return the status and the body of its answer."""
         connection, response = self._request(method, path, content, timeout_seconds)
         try:
-            return response.status, self._receive(response)
+            return response.status, self._receive(response, timeout_seconds, method)
         finally:
             connection.close()
 
@@ -42,7 +43,7 @@ class HttpTransport:
         def read() -> Generator[bytes, None, None]:
             try:
                 yield b""  # started at once, so that closing it closes the connection
-                while chunk := self._receive(response, READ_BYTES):
+                while chunk := self._receive(response, timeout_seconds, size=READ_BYTES):
                     yield chunk
             finally:
                 connection.close()
@@ -84,20 +85,24 @@ class HttpTransport:
             raise CommandError(f"nothing listens on {self.address}; start one with 'babelbus serve'") from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise self._silent(error) from error
+            raise self._silent(error, timeout_seconds, method) from error
         except BaseException:
             connection.close()
             raise
         return connection, response
 
-    def _receive(self, response: http.client.HTTPResponse, size: int | None = None) -> bytes:
+    def _receive(
+        self, response: http.client.HTTPResponse, timeout_seconds: float, method: str = "GET", size: int | None = None
+    ) -> bytes:
         """Return the whole answer, or the bytes received so far, at most `size`; no bytes mean the end."""
         try:
             return response.read() if size is None else response.read1(size)
         except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
+            raise self._silent(error, timeout_seconds, method) from error
 
-    def _silent(self, error: Exception) -> CommandError:
+    def _silent(self, error: Exception, timeout_seconds: float, method: str) -> CommandError:
+        if isinstance(error, TimeoutError):
+            return no_answer(self.address, f"nothing came for {timeout_seconds:g} s", method)
         reason: str = getattr(error, "verify_message", "")
         if reason:
             return CommandError(

@@ -21,6 +21,7 @@ from babelbus.client import (
 )
 from babelbus.clients.jebp import client as client_module
 from babelbus.clients.jebp import connection, reconnect
+from babelbus.clients.jebp.admin import Admin
 from babelbus.core.catalog import UnknownTopicError as UnknownTopic
 from babelbus.protocols.jebp.call_messages import Ask, Joined, Watching
 from babelbus.protocols.jebp.calls import methods
@@ -338,6 +339,7 @@ OPENINGS: dict[str, Callable[[Client], Coroutine[Any, Any, Any]]] = {
     "respond": lambda client: client.respond("a/#").begin(),
     "watch": lambda client: client.state.watch("#").__anext__(),
     "lock": lambda client: client.state.lock("k", timeout=0).acquire(),
+    "admin": lambda client: anext(Admin(client.calls).parts("GET", "/api/listen", b"", 0.2)),
 }
 
 

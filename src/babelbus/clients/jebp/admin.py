@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from math import inf
 
 import msgspec
 
@@ -37,24 +38,32 @@ class Admin:
             async with asyncio.timeout(timeout_seconds):
                 parts = [part async for part in self.parts(method, path, body)]
         except TimeoutError:
-            raise RequestTimeoutError(f"no answer for {timeout_seconds:g} s") from None
+            raise RequestTimeoutError(f"nothing came for {timeout_seconds:g} s") from None
         except ConnectionLostError as error:
             if method == "GET":
                 raise
             raise OutcomeUnknownError(f"{error}; it may be done or not") from error
         return parts[-1][0], b"".join(part for _, part in parts)
 
-    async def parts(self, method: str, path: str, body: bytes) -> AsyncGenerator[tuple[int, bytes], None]:
+    async def parts(
+        self, method: str, path: str, body: bytes, silence_seconds: float = inf
+    ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Send a request, and yield the status and a part of its answer as the parts come; at least one.
 
         Raises:
+            RequestTimeoutError: the next part did not come for `silence_seconds`.
             ClientError: as `ask`.
             LocalProtocolError: the body is too long.
         """
         if len(body) > BODY_BYTES_MAX:
             raise LocalProtocolError(f"a request has {len(body):,} bytes, jebp carries {BODY_BYTES_MAX:,}")
         async with await self._calls.stream(METHOD, Administer(method, path, body)) as stream:
-            async for part in stream:
+            while True:
+                stream.expect_answer(silence_seconds)
+                part = await anext(stream, None)
+                stream.deadline = inf  # the caller may take its time
+                if part is None:
+                    break
                 yield 200, bytes(part)
             assert stream.result is not None
             yield msgspec.msgpack.decode(stream.result, type=_Ended)
