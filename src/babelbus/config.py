@@ -680,7 +680,8 @@ class EventmeshSettings(msgspec.Struct, frozen=True):
         int, of("open calls and streams of all gRPC connections; further ones are refused", "count", ge=1)
     ] = 4000
     subscriptions_max: Annotated[
-        int, of("topics that one session may subscribe to, and webhooks of one principal for topics", "count", ge=1)
+        int,
+        of("topics of one session and of one `topic/create`, and webhooks of one principal for topics", "count", ge=1),
     ] = 10_000
     handshake_seconds: Annotated[
         float, of("a client that has not proved who it is after this time is closed", "seconds", gt=0)

@@ -428,6 +428,20 @@ def test_deep_and_wrong_json_in_fields_is_answered(web: HttpClient) -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("action", ["create", "delete"])
+def test_a_request_that_names_more_topics_than_the_limit_changes_none(tmp_path: Path, action: str) -> None:
+    with serving(tmp_path, subscriptions_max=2) as (live, web):
+
+        def change(action: str, names: str) -> int:
+            response = web.ask("POST", f"/eventmesh/topic/{action}", json.dumps({"topic": names}).encode())
+            return int(json.loads(response.body)["retCode"])
+
+        assert change("create", "a;b") == 0
+        assert change(action, "c;a;b") == 7
+        assert [live.server.broker.has_topic(name) for name in "abc"] == [True, True, False]
+        assert change("delete", "a;b") == 0
+
+
 def entries(live: LiveServer) -> list[tuple[str, str]]:
     webhooks = live.server.services["eventmesh"].webhooks  # type: ignore[attr-defined]
     return [(entry.topic, entry.url) for entry in live.call(webhooks.entries)]

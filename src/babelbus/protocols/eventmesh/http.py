@@ -455,9 +455,12 @@ class WebSession(IdleSession):
     def _change_topics(
         self, request: http.Request, action: str, principal: Identity | None
     ) -> tuple[Promise, Callable[[], bytes]]:
-        names = text_of(_object(request.body).get("topic", "")).split(";")
+        limit = self._hub.settings.subscriptions_max
+        names = text_of(_object(request.body).get("topic", "")).split(";", limit)
         if not all(names):
             raise _RefusedError(BODY_ERROR, "topic is missing")
+        if len(names) > limit:  # before any is made: each takes a turn of its own
+            raise _RefusedError(BODY_ERROR, f"more than {limit} topics are named, which is the limit")
         if action == "topic/create":
             changed = all_of([Work(self._hub.ensure_topic(name, principal)) for name in names])
         else:
