@@ -6,7 +6,7 @@ import pytest
 
 from babelbus.core.access import SERVER
 from babelbus.core.groups import GroupSettings
-from tests.access.drivers import Admin
+from tests.access.drivers import Admin, ZbusHttp, ZbusSocket
 from tests.access.house import House
 from tests.access.test_roots import make
 
@@ -54,3 +54,42 @@ def test_a_group_of_others_hides_no_dead_letters_of_a_group_of_its_name(house: H
     with Admin(house, house.alice) as alice:
         assert alice.ask("GET", "/api/dead-letters/workers") == 200
         assert alice.ask("POST", "/api/dead-letters/workers/replay", {}) == 200
+
+
+ZBUS_COMMANDS = [
+    (command, channel)
+    for command in ("query", "create", "remove", "pub", "sub", "take", "bind")
+    for channel in (False, True)
+]
+
+
+@pytest.mark.parametrize(("command", "names_channel"), ZBUS_COMMANDS)
+def test_mqs_and_channels_of_others_are_refused_over_zbus_like_those_that_are_not_there(
+    house: House, command: str, names_channel: bool
+) -> None:
+    with ZbusSocket(house, house.bob) as bob:
+        told = set()
+        for mq in ("walk/jobs", "walk/none"):
+            body = [{"url": "/x", "mq": mq}] if command == "bind" else None
+            for channel in ("workers", "none"):
+                about = {"mq": mq, "channel": channel} if names_channel or command in ("sub", "take") else {"mq": mq}
+                answer = bob.ask(command, body, **about)
+                told.add((answer["status"], answer["body"].partition(" (refusal ")[0].replace(mq, "MQ")))
+        assert len(told) == 1
+        assert told.pop()[0] == 403
+
+
+def test_a_call_of_an_mq_of_others_is_refused_over_http_like_one_that_is_not_there(house: House) -> None:
+    with ZbusHttp(house, house.bob) as bob:
+        for mq in ("walk/jobs", "walk/none"):
+            assert bob.ask("pub", b"1", mq=mq, ack="false") == 403
+
+
+def test_a_url_that_takes_calls_of_others_is_refused_without_their_name(house: House) -> None:
+    house.run(lambda: house.broker.create_topic("secret", principal=SERVER).wait())
+    with ZbusSocket(house, house.alice) as alice:
+        answer = alice.ask("bind", [{"url": "/sec", "mq": "walk/jobs"}], mq="walk/jobs")
+        assert answer["status"] == 403
+        assert "secret" not in answer["body"]
+        (record,) = [one for one in house.audit() if one.get("id", "?") in answer["body"]]
+        assert (record["subject"], record["action"]) == ("secret", "consume")

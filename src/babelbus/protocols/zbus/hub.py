@@ -15,7 +15,17 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import NOBODY, SERVER, Action, Identity, Root, covers, owner_of, refusal
+from babelbus.core.access import (
+    NOBODY,
+    SERVER,
+    AccessRefusedError,
+    Action,
+    Identity,
+    Root,
+    covers,
+    owner_of,
+    refusal,
+)
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset
@@ -192,6 +202,7 @@ class Hub:
         """
         topic = self.topic(mq) if self.broker.has_topic(mq) else None
         if topic is None:
+            self.broker.check_managed(principal, mq)
             engine = mq_type or m.MEMORY
             if engine not in ENGINES:
                 raise RequestError(m.FAILED, m.type_not_supported(engine))
@@ -200,7 +211,6 @@ class Hub:
             settings: dict[str, Any] = {"engine": engine, **(RING if engine == m.MEMORY else {})}
             check_topic_name(mq)
             self._check_not_damaged(mq)
-            self.broker.check_managed(principal, mq)
             entry = Entry(mask or 0, creator, self.clock.now_ms(), owner=owner_of(principal))
             await self._book.put(mq, entry)
             try:
@@ -245,14 +255,30 @@ class Hub:
         if not self.sees(principal, topic):
             raise refusal(principal, Action.CONSUME, topic.name)
 
+    def find_seen(self, principal: Identity, mq: str) -> Topic:
+        """Return the topic of an MQ that a principal may see; of others it does not hear whether they are there.
+
+        Raises:
+            AccessRefusedError: it may not.
+            NotFoundError: there is no such MQ.
+        """
+        topic = self.find_topic(mq)
+        if topic is not None:
+            self.check_seen(principal, topic)
+            return topic
+        may_know = self.broker.may_topic(principal, Action.CONSUME, mq) or self.broker.may_manage(principal, mq, "")
+        if not may_know:
+            raise refusal(principal, Action.CONSUME, mq)
+        raise NotFoundError(m.mq_not_found(mq))
+
     def _check_used(self, principal: Identity, topic: Topic) -> None:
-        """Check that a principal may see an MQ, or publish to it.
+        """Check that a principal may see an MQ, or publish to it; else it may not create the MQ.
 
         Raises:
             AccessRefusedError: it may not.
         """
-        if not self.broker.may_some(principal, Action.PUBLISH, topic.name):
-            self.check_seen(principal, topic)
+        if not self.broker.may_some(principal, Action.PUBLISH, topic.name) and not self.sees(principal, topic):
+            raise refusal(principal, Action.MANAGE, topic.name)
 
     def _check_made_here(self, principal: Identity, topic: Topic) -> None:
         """Check that an MQ was made by zbus; the rights of a principal decide instead if there are any.
@@ -309,7 +335,9 @@ class Hub:
         """
         self._check_not_damaged(mq)
         topic = self.find_topic(mq)
-        if topic is not None:
+        if topic is None:
+            self.broker.check_managed(principal, mq)
+        else:
             self._check_made_here(principal, topic)
             await self.broker.remove_topic(mq, principal)
         await self._book.forget(mq)
@@ -437,6 +465,8 @@ class Hub:
         if group is not None:
             self._check_channel(principal, group)
             removed = self.groups.remove(mq, channel, principal)
+        elif not self.broker.may_see(principal, mq):
+            raise refusal(principal, Action.MANAGE, mq)
         self._subscribed_ms.get(mq, {}).pop(channel, None)
         return removed
 
@@ -522,15 +552,16 @@ class Hub:
         """Register urls for an MQ.
 
         Raises:
-            AccessRefusedError: the principal does not see the MQ, or an MQ whose calls the urls would take over.
+            AccessRefusedError: the principal does not see the MQ.
+            RequestError: the urls would take over the calls of an MQ that the principal does not see.
             MalformedMessageError: there would be too many urls.
         """
         if principal.rights is not None:
             topic = self.find_topic(mq)
             if topic is None:
                 self.broker.check_managed(principal, mq)
-            else:
-                self.check_seen(principal, topic)
+            elif not self.sees(principal, topic):
+                raise refusal(principal, Action.MANAGE, mq)
             self._check_urls(mq, entries, principal)
         root = principal.root
         if root is not None:
@@ -554,10 +585,13 @@ class Hub:
         }
         for owner in sorted(taken - {mq}):
             topic = self.find_topic(owner)
-            if topic is None:
-                self.broker.check_managed(principal, owner)
-            else:
-                self.check_seen(principal, topic)
+            try:
+                if topic is None:
+                    self.broker.check_managed(principal, owner)
+                else:
+                    self.check_seen(principal, topic)
+            except AccessRefusedError as error:  # its text names the MQ, which the principal may not know of
+                raise RequestError(m.FORBIDDEN, m.urls_are_taken(error.id)) from error
 
     def _mqs(self) -> list[Topic]:
         return [topic for topic in self.broker.topics() if not topic.reserved]

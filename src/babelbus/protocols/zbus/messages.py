@@ -211,3 +211,8 @@ def json_reply(request_id: str | None, status: int, body: bytes, **headers: str)
     if request_id is not None:
         headers["id"] = request_id
     return Message(headers, status=status, body=body, body_kind="json")
+
+
+def urls_are_taken(refusal: str) -> str:
+    """Return the text of bindings that would take calls of another service; `refusal` is the id in the audit."""
+    return f"a url begins like that of another service (refusal {refusal})"

@@ -123,6 +123,7 @@ class Publisher(Generic[Asked]):
         """
         batch = self._batches.get(mq)
         if batch is None:
+            self._check_known(mq)
             batch = _Batch(self._hub.topic(mq))
         bodies = self._recorder.encode(message, ids, payloads, batch.timestamp)
         if not may_topic(self._principal, Action.PUBLISH, mq):
@@ -133,6 +134,15 @@ class Publisher(Generic[Asked]):
         answers = self._framing.published(self._principal.relative(mq), ids, asked) if acked else []
         self._replies.append((batch, answers, ids, asked))
         self._replies_bytes += sum(map(len, answers))
+
+    def _check_known(self, mq: str) -> None:
+        """Check that the principal may publish something to an MQ, which need not be there: it does not hear that.
+
+        Raises:
+            AccessRefusedError: it may not.
+        """
+        if not self._hub.broker.may_some(self._principal, Action.PUBLISH, mq):
+            raise refusal(self._principal, Action.PUBLISH, mq)
 
     def _check_subjects(self, batch: _Batch, bodies: list[bytes]) -> None:
         """Check each subject: a message that is refused may not refuse the others of its batch.
@@ -218,10 +228,12 @@ class Publisher(Generic[Asked]):
         """Send a request to the service, or to responders of other protocols; answer it behind those before it.
 
         Raises:
+            AccessRefusedError: the principal may not publish to it.
             NotFoundError: there is no such MQ.
             MalformedMessageError: a header is no UTF-8.
         """
         hub = self._hub
+        self._check_known(mq)
         batch = None
         if not hub.services.are_elsewhere(mq):
             batch = _Batch(hub.topic(mq))

@@ -277,8 +277,7 @@ class Session(Generic[Asked]):
         if mq is None:
             told = hub.describe_all(self.principal)
         else:
-            topic = hub.topic(mq)
-            hub.check_seen(self.principal, topic)
+            topic = hub.find_seen(self.principal, mq)
             if channel is None:
                 told = hub.describe(topic, self.principal)
             else:
@@ -312,6 +311,7 @@ class Session(Generic[Asked]):
         headers, hub = message.headers, self._hub
         mq, channel = _mq_and_channel(message)
         count = max(integer(message, "window") or 1, 1)
+        hub.broker.check_topic(self.principal, Action.CONSUME, mq)  # first: names of channels are not for others
         group = hub.channel(mq, channel)
         given_up = hub.calls.abandoned(mq)
         heads: list[bytes] = []
@@ -348,8 +348,8 @@ class Session(Generic[Asked]):
         matches = compile_filter(wanted) if wanted else None
         key = mq, channel
         subscription = self._subscriptions.get(key)
-        group = hub.channel(mq, channel)
         hub.broker.check_topic(self.principal, Action.CONSUME, mq)
+        group = hub.channel(mq, channel)
         if subscription is None or subscription.member is None:
             made = subscription or Subscription(
                 hub,
