@@ -6,7 +6,7 @@ import pytest
 
 from babelbus.core.access import SERVER
 from babelbus.core.groups import GroupSettings
-from tests.access.drivers import Admin, ZbusHttp, ZbusSocket
+from tests.access.drivers import Admin, Driver, MeshGrpc, MeshHttp, MeshTcp, MeshUri, ZbusHttp, ZbusSocket
 from tests.access.house import House
 from tests.access.test_roots import make
 
@@ -93,3 +93,18 @@ def test_a_url_that_takes_calls_of_others_is_refused_without_their_name(house: H
         assert "secret" not in answer["body"]
         (record,) = [one for one in house.audit() if one.get("id", "?") in answer["body"]]
         assert (record["subject"], record["action"]) == ("secret", "consume")
+
+
+@pytest.mark.parametrize("driver", [MeshTcp, MeshHttp, MeshUri, MeshGrpc])
+def test_topics_of_others_are_refused_over_eventmesh_like_those_that_are_not_there(
+    house: House, driver: type[Driver]
+) -> None:
+    told: dict[str, list[str]] = {}
+    for topic in ("walk/jobs", "walk/none"):
+        before = len(house.audit())
+        with driver(house, house.bob) as bob:
+            assert not bob.publish(topic, b"1")
+            assert not bob.consume(topic)
+            assert "manage" in driver.lacks or not bob.manage(topic)
+        told[topic] = [one["action"] for one in house.audit()[before:] if one["kind"] == "refusal"]
+    assert told["walk/jobs"] == told["walk/none"]

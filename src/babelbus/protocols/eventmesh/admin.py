@@ -194,7 +194,7 @@ class AdminSession(IdleSession):
         if not name:
             raise _RefusedError(400, "name is missing")
         if method == "POST":
-            return Work(self._hub.ensure_topic(name, principal)), lambda: "success"
+            return Work(self._hub.create_topic(name, principal)), lambda: "success"
         return self._hub.broker.remove_topic(name, principal), lambda: "success"
 
 

@@ -462,7 +462,7 @@ class WebSession(IdleSession):
         if len(names) > limit:  # before any is made: each takes a turn of its own
             raise _RefusedError(BODY_ERROR, f"more than {limit} topics are named, which is the limit")
         if action == "topic/create":
-            changed = all_of([Work(self._hub.ensure_topic(name, principal)) for name in names])
+            changed = all_of([Work(self._hub.create_topic(name, principal)) for name in names])
         else:
             changed = all_of([self._hub.remove_topic(name, principal) for name in names])
         return changed, lambda: self._encode_outcome(request, changed, RUNTIME_ERROR)

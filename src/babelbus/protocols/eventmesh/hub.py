@@ -15,7 +15,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import EventmeshSettings
-from babelbus.core.access import Action, Identity, check_may, refusal
+from babelbus.core.access import Action, Identity, check_may, may, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
@@ -155,6 +155,16 @@ class Hub:
             raise ReservedTopicError(f"topic {name!r} is the server's own")
         return topic
 
+    async def create_topic(self, name: str, principal: Identity | None = None) -> Topic:
+        """Return a topic that a client wants to be there; of topics of others it does not hear whether they are.
+
+        Raises: as `ensure_topic`.
+        """
+        asking = principal or self._principal
+        if not self.broker.may_see(asking, asking.absolute(name)):
+            raise refusal(asking, Action.MANAGE, asking.absolute(name))
+        return await self.ensure_topic(name, principal)
+
     def remove_topic(self, name: str, principal: Identity | None = None) -> Promise:
         """Remove a topic; every failure is the error of the promise."""
         principal = principal or self._principal
@@ -180,6 +190,8 @@ class Hub:
         Raises:
             BabelbusError: the topic or the group cannot be.
         """
+        asking = principal or self._principal
+        self.broker.check_topic(asking, Action.CONSUME, asking.absolute(topic))  # first: is the topic of others there?
         await self.ensure_topic(topic, principal)
         await self.group(topic, name, principal).saved.wait()
 
@@ -222,7 +234,10 @@ class Hub:
         Few events wait for the end of this turn of the event loop, and are appended with those of other connections.
         """
         root = None if principal is None else principal.root
-        if not self.broker.has_topic(topic if root is None else root.absolute(topic)):
+        name = topic if root is None else root.absolute(topic)
+        if not self.broker.has_topic(name):
+            if principal is not None and not may(principal, Action.PUBLISH, name):
+                return Promise.refused(refusal(principal, Action.PUBLISH, name))
             return Work(self._publish_new({topic: events}, principal))
         if root is not None:
             topic = root.absolute(topic)
