@@ -21,7 +21,7 @@ from tests.support.child import ROOT
 from tests.support.cluster import until
 from tests.support.jebp import fetch, subscribe
 from tests.support.members import Party, make_topic
-from tests.support.nats import NatsServer, Relay, nats_server
+from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_server
 
 
 @contextmanager
@@ -191,6 +191,16 @@ def test_a_member_with_a_certificate_of_another_authority_is_refused(party: Part
         said = party.until_not_ready("b", "is cluster.cert_file signed by its cluster.ca_file?")
     assert "member a at 127.0.0.1:" in said
     assert party.owner("a")["links"] == []
+
+
+def test_health_names_a_stream_that_somebody_deleted(party: Party, nats: NatsServer) -> None:
+    party.start("a")
+    party.owner("a")
+    assert ask_jetstream(nats.url, f"STREAM.DELETE.{party.prefix}-files")["success"]
+    assert party.ask("a", "/api/topics", "POST", {"name": "orders", "partitions": 1})[0] == 503
+    status, answer = party.ask("a", "/health")
+    assert (status, answer["status"]) == (200, "degraded")
+    assert f"stream {party.prefix}-files is gone" in answer["reasons"][0]
 
 
 @pytest.mark.usefixtures("nats")

@@ -400,7 +400,7 @@ class Member:
     def reasons(self) -> list[str]:
         """Return what an operator should look at."""
         members = self._ownership.members
-        reasons = []
+        reasons = self._ownership.failures()
         if not self.may_serve():
             reasons.append("the lease could not be renewed: nothing is served until it is")
         if members.twin is not None:

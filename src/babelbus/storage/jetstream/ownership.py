@@ -107,6 +107,10 @@ class Ownership:
         self.patiently(shard.open)
         return shard
 
+    def failures(self) -> list[str]:
+        """Return why streams are not written any more; topics and files of other streams go on."""
+        return [str(shard.failure) for shard in list(self._shards.values()) if shard.failure is not None]
+
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """Return the subjects of a stream that match, as its leader knows them; in the thread of the connection.
 
