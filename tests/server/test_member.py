@@ -16,7 +16,9 @@ from babelbus.core.transactions import PartRef
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.server.app import Server
+from babelbus.server.member import Member
 from babelbus.storage.jetstream.client import Nats
+from tests.support.link import linked, until
 from tests.support.nats import NatsServer
 from tests.support.server import LiveServer, configure
 
@@ -57,6 +59,22 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(Nats, "call", call_watched)
     yield found
     assert found == []
+
+
+def test_a_member_says_why_it_serves_nobody_while_the_owner_ends(nats: NatsServer, tmp_path: Path) -> None:
+    async def test() -> str:
+        async with linked("tcp") as both:
+            one = Member(member(tmp_path, nats, "ends"))
+            one._edge, one._owner, one._trouble = both.edge, "other", ""  # as a link to the owner leaves them
+            both.edge.stand_in = lambda listener: one._waiting_room.make()
+            both.edge._waiting_max = 1
+            both.core.stop_accepting()
+            await until(lambda: both.edge._core_stops)
+            reader, writer = await both.dial()
+            writer.write(b"GET /ready HTTP/1.1\r\n\r\n")
+            return (await reader.read()).decode()
+
+    assert "reaches no owner of the cluster's data: the owner changes now" in asyncio.run(test())
 
 
 def stage(live: LiveServer, part: str, first_record: int, *payloads: bytes) -> None:

@@ -225,7 +225,8 @@ class Member:
         return self._waiting_room.make() if listener == ADMIN else None
 
     def _why(self) -> str:
-        return f"member {self.name} reaches no owner of the cluster's data: {self._trouble}"
+        trouble = self._trouble or "the owner changes now"  # the link is there, and ends
+        return f"member {self.name} reaches no owner of the cluster's data: {trouble}"
 
     async def _close_edge(self) -> None:
         edge, self._edge = self._edge, None
