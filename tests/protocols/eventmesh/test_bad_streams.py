@@ -63,6 +63,24 @@ def test_one_connection_has_a_bound_of_streams(tmp_path: Path) -> None:
             assert legacy.code(waiting.result()) == "0"
 
 
+@pytest.mark.parametrize("package", [Legacy, Events])
+def test_a_stream_with_as_many_subscriptions_as_it_may_have_changes_one_of_them(
+    tmp_path: Path, package: type[Package]
+) -> None:
+    with serving(tmp_path, subscriptions_max=2) as live, dial(live) as channel:
+        events = package(channel)
+        with events.stream("g", "a") as stream:
+            for topic, kind in (("b", "ASYNC"), ("a", "SYNC")):
+                stream.say(events.subscription("g", topic, kind=kind))
+                assert events.is_acknowledgement(stream.next())
+            broker = live.server.broker
+            live.call(lambda: broker.request("a", b"?", (), broker.responders.deadline(1e4), SERVER))
+            assert stream.text() == "?"
+            stream.say(events.subscription("g", "c"))
+            assert not events.is_acknowledgement(stream.next())
+        assert live.call(lambda: broker.find_topic("c")) is None
+
+
 def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, grpc_bytes_max=100_000) as live, dial(live) as channel:
         for package in (Legacy(channel), Events(channel)):

@@ -195,7 +195,7 @@ class Stream:
             before = self.subscribed.get(key)
             if before is not None and before.item == item and not before.is_over:
                 continue
-            if len(self.subscribed) >= self._hub.settings.subscriptions_max:
+            if before is None and len(self.subscribed) >= self._hub.settings.subscriptions_max:
                 raise RefusedError(SUBSCRIBE_ERROR, f"{self._hub.settings.subscriptions_max} topics are the limit")
             await self._hub.ensure_place(item, wanted.group, caller.principal)
             if self._closed:
