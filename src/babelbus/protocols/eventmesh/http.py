@@ -363,8 +363,8 @@ class WebSession(IdleSession):
             raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
         known, principal = self._webhooks.beat, asked.principal
         unknown = [beat for beat in dict.fromkeys(beats) if not known(group, beat.topic, beat.url, principal)]
-        try:
-            self._webhooks.check_room(principal, len(unknown))
+        try:  # before topics are made
+            self._webhooks.check_room("" if principal is None else principal.name, len(unknown))
         except BabelbusError as error:
             done = Promise.refused(error)
         else:

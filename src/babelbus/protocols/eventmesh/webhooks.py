@@ -394,7 +394,7 @@ class Webhooks:
     async def _subscribe(
         self, entries: Sequence[Entry], items: Sequence[SubscriptionItem], principal: Identity
     ) -> None:
-        self._check_room(entries)
+        self._check_entries(entries)
         for entry, item in zip(entries, items, strict=True):
             await self.hub.ensure_place(item, entry.group, principal)
         if self.hub.settings.webhook_consent and entries:
@@ -411,7 +411,7 @@ class Webhooks:
                 raise BabelbusError(f"the webhook allows {allowed[:100]!r} alone")
         if any(self.hub.callers.is_gone(entry.owner) for entry in entries):
             raise InvalidProofError(PROVE_NOTHING)
-        self._check_room(entries)  # another request may have taken the room meanwhile
+        self._check_entries(entries)  # another request may have taken the room meanwhile
         before = {entry: self._entry(entry) for entry in entries}
         try:
             for entry in entries:
@@ -430,25 +430,22 @@ class Webhooks:
         webhook = self._webhooks.get((entry.group, entry.topic, entry.owner))
         return None if webhook is None else webhook.entries.get(entry.url)
 
-    def _check_room(self, entries: Sequence[Entry]) -> None:
-        """Check that a principal may have more webhooks; entries that replace others take no room.
+    def _check_entries(self, entries: Sequence[Entry]) -> None:
+        """Check that there is room for the entries of one webhook; those that replace others take none.
 
         Raises:
-            BabelbusError: it has as many as it may.
+            BabelbusError: there is not.
         """
         more = {entry.topic for entry in entries if self._entry(entry) is None}
         if more:
-            self._check_count(entries[0].owner, len(more))
+            self.check_room(entries[0].owner, len(more))
 
-    def check_room(self, principal: Identity | None, count: int) -> None:
-        """Check that a principal may have so many webhooks more, before topics are made for them.
+    def check_room(self, owner: str, count: int) -> None:
+        """Check that a principal, by name as in an `Entry`, may have so many webhooks more.
 
         Raises:
             BabelbusError: it may not.
         """
-        self._check_count("" if principal is None else principal.name, count)
-
-    def _check_count(self, owner: str, count: int) -> None:
         limit = self.hub.settings.subscriptions_max
         if count and self._counts[owner] + count > limit:
             raise BabelbusError(f"{limit} webhooks for topics are the limit of a principal: end some first")
