@@ -169,6 +169,7 @@ async def test_calls_do_not_wait_for_the_answers_to_requests_before_them() -> No
         (["add", ["one", 2]], "bad_argument"),
         (["add"], "bad_argument"),
         ("add", "bad_argument"),
+        (["add", msgspec.Raw(b"\x91" * 100_000 + b"\xc0")], "bad_argument"),
         (["unknown", []], "unknown_topic"),
         (["disk", []], "disk"),
         (["bug", []], "failed"),

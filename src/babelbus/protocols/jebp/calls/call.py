@@ -317,8 +317,8 @@ class Calls:
                 call.fail(CallRefusedError("unsupported", f"this server has no method {name!r}: upgrade the server"))
                 return
             answer = method.answer(call, method.decode(raw))
-        except msgspec.MsgspecError as error:
-            call.fail(CallRefusedError("bad_argument", str(error)))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            call.fail(CallRefusedError("bad_argument", _reason(error)))
         except Exception as error:
             call.fail_by(error)
         else:
@@ -338,8 +338,8 @@ class Calls:
             return  # of a call with one answer, which is on its way
         try:
             stream.receive(body)
-        except msgspec.MsgspecError as error:
-            call.fail(CallRefusedError("bad_argument", str(error)))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            call.fail(CallRefusedError("bad_argument", _reason(error)))
         except Exception as error:
             call.fail_by(error)
 
@@ -413,6 +413,10 @@ class Calls:
         families, self._families = self._families, {}
         for family in families.values():
             family.close()
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
 async def _answered(call: Call, work: Coroutine[Any, Any, object]) -> None:
