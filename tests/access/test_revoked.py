@@ -11,7 +11,7 @@ from babelbus.clients.jebp.errors import ClientError, LockLostError, NoRightsErr
 from babelbus.clients.worterbuch.errors import ClientError as TreeError
 from babelbus.core.access import SERVER
 from babelbus.core.request import Reply, Request
-from babelbus.web import requests
+from babelbus.web import consumers, live, requests
 from tests.access.drivers import Admin, AdminJebp, Driver, Jebp, Tree
 from tests.access.house import House
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -160,6 +160,27 @@ def test_a_responder_ends_with_its_last_right(house: House) -> None:
         house.until(lambda: all(one.done for one in asked))
         with pytest.raises(NoRightsError):
             next(first)
+
+
+def test_one_principal_does_not_take_the_live_answers_of_all(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "FEEDS_PER_PRINCIPAL_MAX", 2)
+    house.grant("alice subscribe walk/#", "bob subscribe walk/#")
+    with Admin(house, house.alice) as alice, Admin(house, house.bob) as bob:
+        statuses = [
+            alice.open("GET", path, pattern="walk/a").status for path in ("/api/listen", "/api/state/watch") * 2
+        ]
+        assert statuses == [200, 200, 503, 503]
+        assert bob.open("GET", "/api/listen", pattern="walk/a").status == 200
+
+
+def test_one_principal_does_not_take_the_consumers_of_all(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "CONSUMERS_PER_PRINCIPAL_MAX", 2)
+    house.grant("alice consume walk/#", "bob consume walk/#")
+    path = "/api/topics/walk%2Fa/groups/shares/consume"
+    with Admin(house, house.alice) as alice, Admin(house, house.bob) as bob:
+        assert alice.ask("POST", "/api/groups", {"topic": "walk/a", "name": "shares"}) == 201
+        assert [alice.open("GET", path).status for _ in range(3)] == [200, 200, 503]
+        assert bob.open("GET", path).status == 200
 
 
 def test_one_principal_does_not_take_the_responders_of_all(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

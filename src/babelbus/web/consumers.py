@@ -36,10 +36,13 @@ from babelbus.web.errors import UnknownConsumerError
 from babelbus.web.groups import check_sees, names
 from babelbus.web.lines import IDLE, Answered, ConsumeLine, ConsumerHead, DeliveryLine
 from babelbus.web.record_lines import line_of
+from babelbus.web.slots import check_share
 
 HEARTBEAT_SECONDS = 10.0
 CONSUMERS_MAX = 256
 """Most open consumers: each may hold `QUEUE_BYTES_MAX`, and a turn of its group more."""
+CONSUMERS_PER_PRINCIPAL_MAX = 128
+"""Most open consumers of one principal, so that nobody keeps out the others; the administrator may have all."""
 WINDOW = 100
 WINDOW_MAX = 10_000
 QUEUE_BYTES_MAX = 8 * MIB
@@ -240,6 +243,8 @@ class ConsumerRoutes:
             raise web.HTTPServiceUnavailable(text=f"{CONSUMERS_MAX} consumers are open already, which is the limit")
         topic, group_name = names(call)
         principal = call.principal
+        holders = (one.principal for one in self._consumers.values())
+        check_share(principal, holders, CONSUMERS_PER_PRINCIPAL_MAX, "consumers")
         check_sees(self._broker, principal, topic)
         group = self._groups.get(topic, group_name)
         consumer, name = Consumer(group, window, count_max, principal, call.address), secrets.token_hex(16)

@@ -30,12 +30,15 @@ from babelbus.web.calls import Answer, Call, Lines, Route
 from babelbus.web.errors import InvalidEventError
 from babelbus.web.feed import Feed
 from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
+from babelbus.web.slots import check_share
 from babelbus.web.state import EditorOf, encode_entries, one_line
 from babelbus.web.state_views import clip
 
 HEARTBEAT_SECONDS = 10.0
 FEEDS_MAX = 64
 """Most live answers at once: each may hold `Bound` of memory."""
+FEEDS_PER_PRINCIPAL_MAX = 32
+"""Most live answers of one principal, so that nobody keeps out the others; the administrator may have all."""
 BODY_BYTES_MAX = 64 * MIB
 NO_BOUND = Bound()
 LATEST_KEYS_MAX = 10_000
@@ -116,7 +119,7 @@ class LiveRoutes:
         self._bound = bound
         self._delivered = metrics.live_delivered(PROTOCOL)
         self._dropped = metrics.live_dropped_total.labels(PROTOCOL, "slow")
-        self._feeds: dict[Feed, Renew] = {}
+        self._feeds: dict[Feed, tuple[Identity, Renew]] = {}
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -134,7 +137,7 @@ class LiveRoutes:
 
     def access_changed(self) -> None:
         """Drop the lines that wait for readers who may not have them any more; close feeds without any right."""
-        for feed, renew in list(self._feeds.items()):
+        for feed, (_, renew) in list(self._feeds.items()):
             try:
                 feed.keep(renew())
             except AccessRefusedError as error:
@@ -203,14 +206,16 @@ class LiveRoutes:
         """Answer with the first lines, then with those of the feed, until either side ends the answer."""
         if len(self._feeds) >= FEEDS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{FEEDS_MAX} live answers are open already, which is the limit")
+        principal = call.principal
+        check_share(principal, (one for one, _ in self._feeds.values()), FEEDS_PER_PRINCIPAL_MAX, "live answers")
         feed = Feed(self._bound, self._dropped.inc)
         first, stop = begin(feed)
-        self._feeds[feed] = renew
+        self._feeds[feed] = principal, renew
         try:
             response = await call.begin_lines()
             await response.write(b"\n")  # tells the reader that the subscription has begun
             await write_lines(response, first)
-            await self._pass_on(feed, response, call.principal)
+            await self._pass_on(feed, response, principal)
             return response
         finally:
             stop()

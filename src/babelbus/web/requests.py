@@ -36,6 +36,7 @@ from babelbus.web.errors import InvalidEventError, UnknownResponderError
 from babelbus.web.lines import QuestionLine, Replied, ReplyLine, ResponderHead, RespondLine
 from babelbus.web.live import BODY_BYTES_MAX, SendBody, check_subject, event_of, signed
 from babelbus.web.record_lines import UNSET, headers_of, split_headers, text_or_bytes
+from babelbus.web.slots import check_share
 
 HEARTBEAT_SECONDS = 10.0
 RESPONDERS_MAX = 256
@@ -278,11 +279,8 @@ class RequestRoutes:
         self._check_size(subject)
         if len(self._responders) >= RESPONDERS_MAX:
             raise web.HTTPServiceUnavailable(text=f"{RESPONDERS_MAX} responders are open already, which is the limit")
-        if principal.rights is not None:
-            count = sum(one.principal.name == principal.name for one, _ in self._responders.values())
-            if count >= RESPONDERS_PER_PRINCIPAL_MAX:
-                text = f"{count} responders of {principal.name!r} are open already, which is the limit"
-                raise web.HTTPServiceUnavailable(text=text)
+        holders = (one.principal for one, _ in self._responders.values())
+        check_share(principal, holders, RESPONDERS_PER_PRINCIPAL_MAX, "responders")
         pool = self._pools.setdefault((subject, group), _Pool(self._broker, subject, group))
         responder, name = _Responder(window, count_max, principal), secrets.token_hex(16)
         self._responders[name] = responder, pool

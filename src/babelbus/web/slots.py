@@ -1,12 +1,25 @@
 """Slots for answers that take long: bounded in all, and for each principal."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
 
 from babelbus.core.access import Identity
+
+
+def check_share(principal: Identity, holders: Iterable[Identity], most: int, what: str) -> None:
+    """Check that a principal has less than its share of what `holders` have; the administrator may have all.
+
+    Raises:
+        web.HTTPServiceUnavailable: it has its share.
+    """
+    if principal.rights is not None:
+        count = sum(holder.name == principal.name for holder in holders)
+        if count >= most:
+            text = f"{count} {what} of {principal.name!r} are open already, which is the limit"
+            raise web.HTTPServiceUnavailable(text=text)
 
 
 class Slots:
