@@ -57,11 +57,13 @@ class UnsupportedError(CommandError):
     """The server is older than jebp/1.2, which carries this API."""
 
 
+SILENT_ADVICE = "the server hangs or is overloaded: look at its log, and try again"
+
+
 def no_answer(address: str, reason: str, method: str = "GET") -> CommandError:
     """Return the error of a request to a server that is silent."""
     outcome = "" if method == "GET" else "; the request may be done or not"
-    advice = "the server hangs or is overloaded: look at its log, and try again"
-    return CommandError(f"{address} does not answer: {reason}{outcome}; {advice}")
+    return CommandError(f"{address} does not answer: {reason}{outcome}; {SILENT_ADVICE}")
 
 
 class Transport(Protocol):

@@ -44,7 +44,7 @@ class JebpTransport:
                 for _, part in parts:
                     yield part
             except RequestTimeoutError as error:
-                raise no_answer(self.address, str(error)) from error
+                raise no_answer(self.address, f"nothing came for {timeout_seconds:g} s") from error
             except (ConnectionLostError, RequestError):
                 return  # the end of the lines, as over HTTP; the command says what that means
             finally:

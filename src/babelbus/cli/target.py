@@ -314,9 +314,15 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
     @contextmanager
     def connect(self) -> "Iterator[BlockingClient]":
         """Return the connected client, for a `with` whose end flushes what was sent."""
+        from babelbus.cli.api import SILENT_ADVICE
+        from babelbus.client import RequestTimeoutError
+
         client = self.client
-        yield client
-        client.flush()
+        try:
+            yield client
+            client.flush()
+        except RequestTimeoutError as error:
+            raise CommandError(f"{error}; {SILENT_ADVICE}") from error
 
     def close(self) -> None:
         """Disconnect."""

@@ -331,6 +331,15 @@ def test_a_stream_that_reads_is_not_asked_again_for_ever(name: str) -> None:
     with_peer(answer, test, version=b"jebp/1.2", request_timeout_seconds=0.2)
 
 
+def test_a_follower_until_the_end_is_not_asked_again_for_ever() -> None:
+    async def test(script: Script, client: Client) -> None:
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            with pytest.raises(RequestTimeoutError, match="gave no answer"):
+                await anext(client.follow("t", until_end=True))
+
+    with_peer(lambda script, request: None, test, request_timeout_seconds=0.2)
+
+
 OPENINGS: dict[str, Callable[[Client], Coroutine[Any, Any, Any]]] = {
     **READS,
     "consume": lambda client: client.consume("t", "g").join(),

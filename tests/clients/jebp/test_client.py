@@ -387,6 +387,22 @@ def test_following_until_the_end_stops_there_from_any_start(tmp_path: Path) -> N
     with_bus(tmp_path, check)
 
 
+def test_following_until_the_end_does_not_wait_for_ever_for_a_server_that_has_gone(tmp_path: Path) -> None:
+    async def check(bus: Bus, client: Client) -> None:
+        await client.publish_many("t", PAYLOADS)
+        batches = client.follow_batches("t", until_end=True, bytes_max=1_000)
+        async with asyncio.timeout(SAFETY_NET_SECONDS):
+            await anext(batches)
+            client._requests.timeout_seconds = 0.05
+            await bus.stop()
+            with pytest.raises(ConnectionLostError, match="no connection to"):
+                async for _ in batches:
+                    pass
+        await bus.start()
+
+    with_bus(tmp_path, check)
+
+
 def test_following_asks_for_more_when_a_record_is_larger_than_the_chunk(tmp_path: Path) -> None:
     async def check(bus: Bus, client: Client) -> None:
         await client.publish_many("t", [b"a", bytes(100_000), b"c"])

@@ -288,6 +288,7 @@ class Reader:
         bytes_max: int,
         wait_seconds: float = 0.0,
         patient: bool = False,
+        gives_up: bool = False,
     ) -> PartitionFetched:
         """Fetch from one partition once."""
         # A longer wait would look like a lost server.
@@ -295,7 +296,7 @@ class Reader:
         until = NO_OFFSET if end is None else end
         what = f"fetch partition {partition} of {topic!r}"
         request = FetchPartition(topic, partition, start_type, start, until, bytes_max, wait_ms)
-        response = await self._ask(request, what, patient=patient)
+        response = await self._ask(request, what, patient=patient, gives_up=gives_up)
         return decode_partition_fetched(response.content)
 
     async def move_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
@@ -312,14 +313,18 @@ class Reader:
         what = f"move group {group!r} of {topic!r}"
         await self._ask(MoveGroup(topic, group, tuple(sorted(offsets.items()))), what)
 
-    async def _ask(self, request: PartitionRequest, what: str, *, patient: bool = False) -> Response:
+    async def _ask(
+        self, request: PartitionRequest, what: str, *, patient: bool = False, gives_up: bool = False
+    ) -> Response:
         """Return the answer of success.
 
         Raises:
             RequestError: the server refused; the kind of error says why.
         """
         content = encode_request(request)
-        response = await self._requests.ask(content, what, patient=patient, retry_seconds=RETRY_SECONDS)
+        response = await self._requests.ask(
+            content, what, patient=patient, gives_up=gives_up, retry_seconds=RETRY_SECONDS
+        )
         status, repeat = response.status, response.repeat
         if status == NO_TOPIC_STATUS:
             missing = ", ".join(map(repr, decode_missing_topics(response.content)))
@@ -355,7 +360,8 @@ class Reader:
         """Yield the records of one partition from an offset, a time (ms) or the first one on, then new ones.
 
         It asks again when there is nothing: after 5 ms at first, then after `poll_seconds_max` seconds at the most, for
-        jebp has no push. A lost connection is waited for, as long as it takes. Costs about 1.5 us a record.
+        jebp has no push. A lost connection is waited for, as long as it takes; with `until_end`, for
+        `request_timeout_seconds`. Costs about 1.5 us a record.
 
         Args:
             topic: an existing topic.
@@ -383,7 +389,7 @@ class Reader:
         end: int | None = None
         if until_end and start_type == FROM_OFFSET:
             end = await self._end_of(topic, partition, start)
-        fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max)
+        fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max, until_end)
         try:
             while end is None or start < end:
                 try:
@@ -392,7 +398,7 @@ class Reader:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max)
+                    fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max, until_end)
                     continue
                 if batch is not None:
                     start_type, start, pause = FROM_OFFSET, batch.next_offset, 0.0
@@ -403,7 +409,7 @@ class Reader:
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max)
+                fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max, until_end)
                 if batch is not None:
                     # The next chunk is on its way while the caller decodes this one. One turn of the loop for the
                     # request to be made, one for uvloop to write it: only then may the caller keep the loop busy.
@@ -414,20 +420,41 @@ class Reader:
             fetching.cancel()
 
     def _begin_fetch(
-        self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int
+        self,
+        topic: str,
+        partition: int,
+        start_type: int,
+        start: int,
+        end: int | None,
+        bytes_max: int,
+        gives_up: bool,
     ) -> "asyncio.Task[FetchedBatch | None]":
         """Start to fetch."""
-        task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, end, bytes_max))
+        task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, end, bytes_max, gives_up))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a follower may stop before it reads
         return task
 
     async def _fetch_one(
-        self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int
+        self,
+        topic: str,
+        partition: int,
+        start_type: int,
+        start: int,
+        end: int | None,
+        bytes_max: int,
+        gives_up: bool,
     ) -> FetchedBatch | None:
         """Return the next batch of one partition, behind whatever compaction left empty; `None` at the end."""
         while True:
             fetched = await self._fetch_partition(
-                topic, partition, start_type, start, end=end, bytes_max=bytes_max, patient=True
+                topic,
+                partition,
+                start_type,
+                start,
+                end=end,
+                bytes_max=bytes_max,
+                patient=True,
+                gives_up=gives_up,
             )
             if len(fetched.records):
                 return FetchedBatch(topic, partition, fetched.records)

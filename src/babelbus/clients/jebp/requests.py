@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import inf
 
 from babelbus.clients.jebp.connection import Link
 from babelbus.clients.jebp.errors import (
@@ -40,25 +41,38 @@ class Requests:
         now = asyncio.get_running_loop().time
         return await self._send(contents, what, None if patient else now() + self.timeout_seconds)
 
-    async def _send(self, contents: tuple[bytes, ...], what: str, deadline: float | None) -> list[Response]:
+    async def _send(
+        self, contents: tuple[bytes, ...], what: str, deadline: float | None, gives_up: bool = False
+    ) -> list[Response]:
         now = asyncio.get_running_loop().time
+        limit = self.timeout_seconds if gives_up else None
+        lost_at = inf
         while True:
-            link = await self._get_link(None if deadline is None else max(deadline - now(), 0))
+            link = await self._get_link(limit if deadline is None else max(deadline - now(), 0))
             try:
                 async with asyncio.timeout_at(deadline):
                     return await link.call(*contents)
             except TimeoutError:
                 raise RequestTimeoutError(f"{what}: no answer for {self.timeout_seconds:g} s") from None
             except (ConnectionLostError, RequestTimeoutError):
-                if not self._resend:
+                lost_at = min(lost_at, now())
+                if not self._resend or (limit is not None and now() - lost_at >= limit):
                     raise
 
     async def ask(
-        self, content: bytes, what: str, *, patient: bool = False, retry_seconds: float | None = None
+        self,
+        content: bytes,
+        what: str,
+        *,
+        patient: bool = False,
+        gives_up: bool = False,
+        retry_seconds: float | None = None,
     ) -> Response:
         """Send one request and return its answer.
 
         A request that the server asks to repeat is repeated for `retry_seconds`, by default the request's time limit.
+        A `patient` one waits for an answer that is on its way, however slow, and for a lost connection as long as it
+        takes; if it `gives_up`, for the request's time limit.
 
         Raises:
             UnsupportedByServerError: the server does not know the command.
@@ -68,7 +82,7 @@ class Requests:
         begun, pause = now(), RETRY_SECONDS_MIN
         deadline = None if patient else begun + self.timeout_seconds
         while True:
-            (response,) = await self._send((content,), what, deadline)
+            (response,) = await self._send((content,), what, deadline, gives_up)
             if response.status == UNKNOWN_COMMAND_STATUS:
                 raise UnsupportedByServerError(what, content[0])
             until = begun + (self.timeout_seconds if retry_seconds is None else retry_seconds)
