@@ -473,6 +473,16 @@ def test_login_puts_the_token_into_a_cookie_that_proves_the_same(locked: LiveSer
         assert web.ask("POST", "/api/v1/login", cookie=cookie).status == 401
 
 
+def test_the_cookie_of_a_login_over_tls_is_sent_over_tls_alone(locked: LiveServer) -> None:
+    good = f"Bearer {token({'web-login': True})}"
+    host = locked.server.addresses["worterbuch"]
+    with Web(locked) as web:
+        for origin, is_secure in ((f"https://{host}", True), (f"http://{host}", False)):
+            answer = web.ask("POST", "/api/v1/login", authorization=good, origin=origin)
+            assert answer.status == 200
+            assert answer.headers["set-cookie"].endswith("; Secure") is is_secure
+
+
 def test_a_form_needs_the_privilege_of_each_of_its_keys(locked: LiveServer) -> None:
     form = "application/x-www-form-urlencoded"
     with Web(locked) as web:

@@ -150,7 +150,9 @@ class WebSession(HttpSession):
             self._reply(request, self._rest.info())
             return
         if action is Action.LOGIN:
-            self._reply(request, self._rest.login(call))
+            # A page that a proxy sent over TLS says so.
+            is_encrypted = self._options.is_tls or request.headers.get("origin", "").lower().startswith("https://")
+            self._reply(request, self._rest.login(call, is_encrypted=is_encrypted))
             return
         access = self._rest.identify(request)
         call = absolute(call, access)

@@ -233,8 +233,8 @@ class Rest:
             raise refusal(call.dialect, ErrorCode.CAS, "a key holds a value with a version")
         return Reply(b"Ok", headers=(TEXT_HEADER,))
 
-    def login(self, call: Call) -> Reply:
-        """Set a cookie with the client's token.
+    def login(self, call: Call, *, is_encrypted: bool) -> Reply:
+        """Set a cookie with the client's token, which browsers send over TLS alone if it came over TLS.
 
         Raises:
             RequestRefusedError: the token is missing or invalid, or may not do this.
@@ -247,7 +247,7 @@ class Rest:
         privileges = self._verify(token).privileges
         if privileges is None or not privileges.web_login:
             raise refusal(call.dialect, ErrorCode.UNAUTHORIZED, "no privilege for web-login")
-        cookie = f"{COOKIE}={token}; Path=/api/v1/; HttpOnly; SameSite=Strict"
+        cookie = f"{COOKIE}={token}; Path=/api/v1/; HttpOnly; SameSite=Strict{'; Secure' if is_encrypted else ''}"
         return Reply(headers=(("set-cookie", cookie),))
 
 

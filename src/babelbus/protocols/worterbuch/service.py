@@ -138,6 +138,7 @@ class WorterbuchService(StreamService):
             cors=self._cors,
             guard=self._guard,
             files=_open_root(settings.web_root, settings.message_bytes_max),
+            is_tls=self._tls is not None,
         )
 
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:

@@ -23,3 +23,5 @@ class WebOptions(msgspec.Struct, frozen=True):
     files: Files | None = None
     """The files that GET serves beside the API."""
     guard: BrowserGuard = NO_PAGES
+    is_tls: bool = False
+    """Whether the port speaks TLS."""
