@@ -161,6 +161,16 @@ async def test_a_service_that_cannot_be_asked_leaves_the_request_to_another_grou
 
 
 @in_loop
+async def test_a_service_gets_no_question_whose_requester_is_gone() -> None:
+    house = House()
+    worker = await service(house)
+    request = ask(house)
+    house.bus.broker.responders.requests.abandon(request)
+    assert house.hub.calls.in_flight == 0
+    assert await worker.pushed() == []
+
+
+@in_loop
 async def test_a_server_that_stops_tells_who_asked_a_service() -> None:
     house = House()
     await service(house)
@@ -170,6 +180,20 @@ async def test_a_server_that_stops_tells_who_asked_a_service() -> None:
 
 
 # -- responders of the bus answer calls --------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_requests_of_a_caller_that_is_gone_end() -> None:
+    house = House()
+    asked = answers(house, None)
+    web, socket = Peer(house), Client(house)
+    web.send(request_of("POST", "/Svc", b"1"))
+    socket.say({"headers": {"id": "2"}, "url": "/Svc", "body": "2"})
+    requests = house.bus.broker.responders.requests
+    assert (len(asked), requests.in_flight) == (2, 2)
+    for caller in (web, socket):
+        caller.leave()
+    assert (requests.in_flight, house.hub.calls.in_flight) == (0, 0)
 
 
 @in_loop

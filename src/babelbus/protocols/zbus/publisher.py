@@ -82,6 +82,8 @@ class Publisher(Generic[Asked]):
         self._replies: list[_Reply[Asked]] = []
         self._replies_bytes = 0
         self._calls: dict[Request[Message], None] = {}
+        self._asked: dict[Request[Reply], None] = {}
+        """Requests to responders of other protocols that wait for their reply."""
 
     @property
     def principal(self) -> Identity:
@@ -269,7 +271,10 @@ class Publisher(Generic[Asked]):
             MalformedMessageError: a header is no UTF-8.
         """
         headers = self._recorder.headers(message)
-        return self._hub.broker.request(subject, message.body, headers, deadline, self.principal)
+        request = self._hub.broker.request(subject, message.body, headers, deadline, self.principal)
+        self._asked[request] = None
+        request.when_done(lambda done: self._asked.pop(done, None))
+        return request
 
     def _encode_call(self, call: Request[Message], request_id: str, asked: Asked) -> bytes:
         reply = call.reply
@@ -288,6 +293,8 @@ class Publisher(Generic[Asked]):
         return self._hub.calls.respond((self._source, message.headers.get("id", "")), message)
 
     def close(self) -> None:
-        """Cancel the calls: the connection is gone."""
+        """End the calls and requests: the connection is gone."""
         for call in list(self._calls):
             self._hub.calls.abandon(call)
+        for request in list(self._asked):
+            self._hub.broker.responders.requests.abandon(request)

@@ -112,6 +112,7 @@ class Services:
         call = self._calls.begin(question.subject, (self.id, request_id), question.deadline)
         call.when_done(partial(self._answered, question))
         if not call.done:
+            self._broker.responders.requests.when_done(question.key, lambda _: self._calls.abandon(call))
             receipt = self._publish(self._principal, topic, bodies, timestamp, len(payload))
             receipt.when_done(partial(self._stored, call))
         return None
