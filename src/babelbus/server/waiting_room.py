@@ -67,7 +67,7 @@ class Visitor(asyncio.Protocol):
         self._head += data
         if END in self._head:
             words = bytes(self._head).split(None, 2)
-            self._answer(words[1] if len(words) > 1 else b"")
+            self._answer(words[1].partition(b"?")[0] if len(words) > 1 else b"")
         elif len(self._head) > HEAD_BYTES_MAX:
             self._transport.abort()
 
