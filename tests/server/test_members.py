@@ -19,7 +19,7 @@ from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.child import ROOT
 from tests.support.cluster import until
-from tests.support.jebp import fetch, subscribe
+from tests.support.jebp import Caller, fetch, fetched, subscribe
 from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_server
 
@@ -133,6 +133,21 @@ def test_a_member_without_an_owner_is_not_ready_and_takes_over_after_a_kill(hast
     hasty.publish("b", b"2")
     hasty.start("a")
     assert hasty.read("a") == [b"1", b"2"]
+
+
+def test_clients_that_wait_at_a_member_are_served_when_it_takes_over(hasty: Party) -> None:
+    first = hasty.start("a")
+    hasty.owner("a")
+    hasty.start("b")
+    make_topic(hasty, "b")
+    hasty.publish("b", b"one")
+    first.kill()
+    hasty.until_not_ready("b", "reaches no owner")
+    with Caller(hasty.address("b"), hasty.admin()).connect() as caller:  # which waits for its handshake
+        _, answer = caller.ask(subscribe("orders"), fetch(0))
+        assert fetched(answer)["orders", 0] == [b"one"]
+        assert [one["name"] for one in hasty.owner("b")["links"]] == ["b"]
+    assert until(lambda: hasty.owner("b")["links"] == [])
 
 
 def test_an_owner_that_slept_longer_than_its_lease_serves_nothing_and_is_a_member_again(hasty: Party) -> None:

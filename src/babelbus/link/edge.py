@@ -387,10 +387,14 @@ class Edge:
         else:
             self.stop_accepting()
 
-    def stop_accepting(self) -> None:
-        """Close the listeners; connections that are open stay open."""
+    def close_listeners(self) -> None:
+        """Close the listeners; connections that are open stay open, and clients that wait for a link wait on."""
         while self._servers:
             self._servers.pop().close()
+
+    def stop_accepting(self) -> None:
+        """Close the listeners; connections that are open stay open."""
+        self.close_listeners()
         for client in list(self.waiting):
             self._refuse_waiting(client)
         self._on_stop()
@@ -406,8 +410,8 @@ class Edge:
             if timer is not None:
                 timer.cancel()
 
-    async def wait_closed(self, seconds: float) -> None:
-        """Wait until all clients are closed, at most for some seconds."""
+    async def wait_closed(self, seconds: float | None = None) -> None:
+        """Wait until all clients are closed, at most for some seconds if a number is given."""
         if self._open_count:
             self._all_closed = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._all_closed], timeout=seconds)

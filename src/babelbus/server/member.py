@@ -23,6 +23,7 @@ from babelbus.config import Config
 from babelbus.errors import StorageError
 from babelbus.limited_log import LimitedLog
 from babelbus.link.client import EdgeListener
+from babelbus.link.core import CoreEnd
 from babelbus.link.edge import Edge
 from babelbus.link.frames import LINK_VERSION, LinkError, LinkRefusedError
 from babelbus.link.security import make_contexts
@@ -228,6 +229,15 @@ class Member:
         trouble = self._trouble or "the owner changes now"  # the link is there, and ends
         return f"member {self.name} reaches no owner of the cluster's data: {trouble}"
 
+    async def _leave_edge(self) -> Edge:
+        """Close the listeners, the link and the clients of it; return the edge, at which clients wait for an owner."""
+        edge, self._edge = self._edge, None
+        assert edge is not None
+        edge.close_listeners()
+        edge.disconnect("this member takes over")
+        await self._certificates.stop()
+        return edge
+
     async def _close_edge(self) -> None:
         edge, self._edge = self._edge, None
         if edge is not None:
@@ -241,6 +251,8 @@ class Member:
                 one.close()
 
     def _lose_link(self, reason: str) -> None:
+        if self._core is not None:  # its own core has closed the link of the clients that had waited
+            return
         self._trouble = f"the link to member {self._owner} is lost ({reason})"
         log.warning("%s", self._trouble)
         self._owner = ""
@@ -307,7 +319,8 @@ class Member:
         self._heir = None
         self._given.clear()
         began = self.clock.monotonic()
-        await self._close_edge()
+        edge = await self._leave_edge()
+        letting_in: asyncio.Task[None] | None = None
         if self.config.server.processes > 1:  # its processes open the addresses themselves
             self._close_ports()
         server = self._core = Server(self.config, self.clock, ownership=self._ownership, cluster=self)
@@ -326,6 +339,7 @@ class Member:
                 await self._in_nats(lease.advertise(address))
                 log.info("member %s owns the data after %.2f s", self.name, self.clock.monotonic() - began)
                 self._note_ready()
+                letting_in = self._loop.create_task(self._let_in(edge, server.core_end))
                 given = self._loop.create_task(self._given.wait())
                 await asyncio.wait((stopping, given), return_when=asyncio.FIRST_COMPLETED)
                 given.cancel()
@@ -337,8 +351,11 @@ class Member:
             ending = self.clock.monotonic()
             self.server = None
             self._set_role("starting" if stopping.done() else "member")
+            if letting_in is not None:
+                letting_in.cancel()
             if is_started:
                 await server.stop()
+            await edge.stop()
             self._core = None
             server.entrances.close()
             await self._release()
@@ -350,6 +367,14 @@ class Member:
             await asyncio.sleep(TAKE_AGAIN_SECONDS)
         await self._open_edge()
         return True
+
+    async def _let_in(self, edge: Edge, core_end: CoreEnd) -> None:
+        """Connect the clients that have waited here for an owner to the core of this member, until they are gone."""
+        if edge.waiting:
+            ours, theirs = socket.socketpair()
+            await asyncio.gather(core_end.adopt(ours, self.name), edge.connect_socket(theirs))
+            await edge.wait_closed()
+            edge.disconnect()
 
     async def _release(self) -> None:
         lease = self._ownership.lease
