@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from babelbus.cli import program
+from babelbus.cli.audit import line_of
 from babelbus.cli.command import CommandError
 from babelbus.cli.target import Target
 from tests.cli.shell import Served
@@ -171,9 +172,15 @@ def test_the_gate_is_turned_on_refuses_and_says_so_in_the_audit(near: Near) -> N
         assert (record["kind"], record["action"], record["subject"]) == ("refusal", "publish", "shut")
         assert "refusal" in near.run("audit", "--id", record["id"])
         assert "deny sensor publish shut/#" in near.run("audit")
+        assert "list of clients: principal sensor" in near.run("audit")
     finally:
         assert "the gate is off" in near.run("access", "enable", "--off", "--yes")
     near.run("publish", "shut", "after", *identity)
+
+
+def test_a_line_of_the_audit_that_is_followed_steers_no_terminal() -> None:
+    record = {"time_ms": 0, "kind": "refusal", "principal": "p", "action": "publish", "subject": "a\x1b[2J\nb\u202e"}
+    assert line_of(record) == "1970-01-01T00:00:00.000Z  refusal  p    publish a\\x1b[2J\\nb\\u202e  1  "
 
 
 def test_credentials_of_every_kind_are_made_shown_once_rotated_and_removed(near: Near, tmp_path: Path) -> None:

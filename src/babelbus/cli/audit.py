@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from babelbus.cli.command import BusCommand, examples, json_option
-from babelbus.cli.output import human_time, print_all, print_json, print_line
+from babelbus.cli.output import escape, human_time, print_all, print_json, print_line
 from babelbus.cli.target import Target, bus_options
 
 KINDS = ("login", "login-refused", "logout", "refusal", "close", "move", "change")
@@ -48,27 +48,23 @@ def audit(
     api = target.api()
     found = api.ask("GET", "/api/audit", query, dict[str, Any])
     records = found["records"]
-    columns: dict[str, Callable[[Any], object]] = {
-        "Time": lambda one: human_time(one["time_ms"]),
-        "Kind": lambda one: one["kind"],
-        "Principal": lambda one: one["principal"],
-        "From": lambda one: one.get("source", ""),
-        "What": _what,
-        "Times": lambda one: f"{one.get('count', 1):,}",
-        "Id": lambda one: one.get("id", ""),
-    }
     if not follow:
-        print_all(records, as_json, "the audit has no such records", columns, numbers=("Times",))
+        print_all(records, as_json, "the audit has no such records", _COLUMNS, numbers=("Times",))
         return
     while True:
         for one in records:
             if as_json:
                 print_json(one)
             else:
-                print_line("  ".join(str(show(one)) for show in columns.values()))
+                print_line(line_of(one))
         time.sleep(FOLLOW_SECONDS)
         found = api.ask("GET", "/api/audit", query | {"offset": str(found["next_offset"])}, dict[str, Any])
         records = found["records"]
+
+
+def line_of(record: dict[str, Any]) -> str:
+    """Return a record as one line; clients choose subjects, which must not steer the terminal."""
+    return escape("  ".join(str(show(record)) for show in _COLUMNS.values()))
 
 
 def _what(record: dict[str, Any]) -> str:
@@ -76,10 +72,22 @@ def _what(record: dict[str, Any]) -> str:
         return " ".join(filter(None, (record.get("action"), record.get("subject"), record.get("reason"))))
     changed = [*record.get("before", []), *record.get("after", [])]
     names = [_entry(entry) for entry in changed if entry is not None]
-    return f"version {record['version']}: {', '.join(dict.fromkeys(names))}"
+    where = f"version {record['version']}" if "version" in record else "list of clients"
+    return f"{where}: {', '.join(dict.fromkeys(names))}"
 
 
 def _entry(entry: dict[str, Any]) -> str:
     if "pattern" in entry:
         return f"{entry.get('effect', 'allow')} {entry['who']} {entry['action']} {entry['pattern']}"
     return f"principal {entry['name']}" if "name" in entry else f"enforce {entry.get('enforce')}"
+
+
+_COLUMNS: dict[str, Callable[[Any], object]] = {
+    "Time": lambda one: human_time(one["time_ms"]),
+    "Kind": lambda one: one["kind"],
+    "Principal": lambda one: one["principal"],
+    "From": lambda one: one.get("source", ""),
+    "What": _what,
+    "Times": lambda one: f"{one.get('count', 1):,}",
+    "Id": lambda one: one.get("id", ""),
+}

@@ -68,7 +68,7 @@ class AdminApi:
             *self.search.routes,
             *ServerRoutes(server).routes,
             *StatusRoutes(server, metrics).routes,
-            *ClientRoutes(server).routes,
+            *ClientRoutes(server, broker.gate.audit).routes,
             *StateRoutes(editor_of).routes,
             *StateViews(editor_of, server.clock.now_ms).routes,
             *self.live.routes,

@@ -6,8 +6,9 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from babelbus.core.access.audit import Audit
 from babelbus.web.answers import answer, read_body
-from babelbus.web.callers import check_admin
+from babelbus.web.callers import ACCESS_SUBJECT, check_admin
 from babelbus.web.calls import Call, Handler, Route
 from babelbus.web.errors import ClientExistsError, UnknownClientError
 
@@ -50,8 +51,9 @@ class ClientList(Protocol):
 class ClientRoutes:
     """The requests about the list of clients."""
 
-    def __init__(self, clients: ClientList) -> None:
+    def __init__(self, clients: ClientList, audit: Audit) -> None:
         self._clients = clients
+        self._audit = audit
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -74,6 +76,7 @@ class ClientRoutes:
         if owner is not None:
             raise ClientExistsError(f"this certificate is that of client {owner.name!r} already")
         await self._clients.put_client(client)
+        self._note(call, None, client)
         return self._answer(client, 201)
 
     async def _change(self, call: Call) -> web.Response:
@@ -82,12 +85,18 @@ class ClientRoutes:
         client = ClientLine(name, old.fingerprint, old.admin if change.admin is None else change.admin)
         self._check_name(client)
         await self._clients.put_client(client)
+        self._note(call, old, client)
         return self._answer(client)
 
     async def _remove(self, call: Call) -> web.Response:
         client = self._find(call)
         await self._clients.remove_client(client.fingerprint)
+        self._note(call, client, None)
         return answer({"removed": client.fingerprint, "name": client.name})
+
+    def _note(self, call: Call, before: ClientLine | None, after: ClientLine | None) -> None:
+        """Record a change in the audit, which is that of the table."""
+        self._audit.listed(call.principal, msgspec.to_builtins(before), msgspec.to_builtins(after))
 
     def _answer(self, client: ClientLine, status: int = 200) -> web.Response:
         more = {"server_fingerprint": self._clients.fingerprint}
@@ -112,10 +121,13 @@ class ClientRoutes:
 
 
 def _administer(handler: Handler) -> Handler:
-    """Return a handler for those who may administer the server."""
+    """Return a handler for those who may administer the table.
+
+    Clients of the list are principals, and may be given every right: who administers the server alone may not do that.
+    """
 
     async def handle(call: Call) -> "web.Response":
-        check_admin(call)
+        check_admin(call, ACCESS_SUBJECT)
         answered = await handler(call)
         assert isinstance(answered, web.Response)
         return answered

@@ -100,6 +100,11 @@ class Audit:
         self.on_changed(by, version, before, after)
         self._write([AuditRecord("change", now, by.name, by.source, version=version, before=before, after=after)])
 
+    def listed(self, by: Identity, before: object, after: object) -> None:
+        """Record a change of the list of jebp clients, with the client before and after it: they are principals."""
+        now = self._clock.now_ms()
+        self._write([AuditRecord("change", now, by.name, by.source, before=[before], after=[after])])
+
     def _fold(self, kind: str, name: str, source: str, action: str, subject: str, reason: str = "") -> str:
         subject = subject[:SUBJECT_LENGTH_MAX]
         name = name[:SUBJECT_LENGTH_MAX]

@@ -1,0 +1,56 @@
+"""The list of jebp clients is a way into the table: its clients are principals."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from babelbus.client import BlockingClient as JebpClient
+from babelbus.protocols.jebp.identity import Identity
+from tests.access.drivers import Admin
+from tests.access.house import House
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with House(tmp_path_factory.mktemp("listed")) as house:
+        yield house
+
+
+def test_who_administers_the_server_alone_adds_no_client_that_may_do_everything(house: House, tmp_path: Path) -> None:
+    house.grant("alice admin $server")
+    identity = Identity.generate()
+    client = {"name": "back-door", "fingerprint": identity.fingerprint, "admin": True}
+    with Admin(house, house.alice) as alice:
+        assert alice.ask("POST", "/api/clients", client) == 403
+        house.grant("alice admin $access")
+        assert alice.ask("POST", "/api/clients", client) == 201
+        path = f"/api/clients/{identity.fingerprint}"
+        with closing(JebpClient(house.server.addresses["jebp"], identity=identity, reconnect=False)) as made:
+            made.__enter__()
+            made.create_topic("by-a-listed-client")
+        house.grant("alice admin $server")
+        for method, body in (("PATCH", {"admin": False}), ("DELETE", None), ("GET", None)):
+            assert alice.ask(method, path if method != "GET" else "/api/clients", body) == 403
+        house.grant("alice admin $access")
+        assert alice.ask("PATCH", path, {"admin": False}) == 200
+        assert alice.ask("DELETE", path) == 200
+
+
+def test_changes_of_the_list_are_in_the_audit(house: House) -> None:
+    house.grant("alice admin $access")
+    fingerprint = "a" * 64
+    with Admin(house, house.alice) as alice:
+        before = len(house.audit())
+        assert alice.ask("POST", "/api/clients", {"name": "desk", "fingerprint": fingerprint}) == 201
+        assert alice.ask("PATCH", f"/api/clients/{fingerprint}", {"admin": True}) == 200
+        assert alice.ask("DELETE", f"/api/clients/{fingerprint}") == 200
+        made = {"name": "desk", "fingerprint": fingerprint, "admin": False}
+        changed = made | {"admin": True}
+        records = [one for one in house.audit()[before:] if one["kind"] == "change"]
+        assert [(one["principal"], one.get("before"), one.get("after")) for one in records] == [
+            ("alice", [None], [made]),
+            ("alice", [made], [changed]),
+            ("alice", [changed], [None]),
+        ]
