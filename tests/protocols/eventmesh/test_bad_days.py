@@ -1,6 +1,7 @@
 """EventMesh over TCP on bad days: lengths that lie, deep JSON, clients that never acknowledge, late replies."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ import pytest
 from babelbus.client import BlockingClient
 from babelbus.config import EventmeshSettings
 from babelbus.core.access import SERVER
+from babelbus.core.publish import Publication
+from babelbus.core.record import Event
+from babelbus.core.request import NoRespondersError, Question, Reply
+from babelbus.core.subject import exactly
+from babelbus.protocols.eventmesh.frames import FRAME_BYTES_MAX
 from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, MeshClient, frame
 from tests.support.server import LiveServer, configure
 
@@ -234,3 +240,38 @@ def test_a_reply_to_a_message_answers_no_question(live: LiveServer) -> None:
         responder.send("RESPONSE_TO_SERVER", {**body, "body": "to the question"})
         responder.send("REQUEST_TO_CLIENT_ACK", "x", seq=question["seq"])
         assert requester.next()[1]["body"] == "to the question"
+
+
+# -- messages that no frame carries ------------------------------------------------------------------------------------
+
+LARGE = b"x" * FRAME_BYTES_MAX
+
+
+def test_a_message_over_the_frame_limit_becomes_a_dead_letter_and_the_next_is_delivered(live: LiveServer) -> None:
+    broker = live.server.broker
+    with dial(live).hello(group="small") as client:
+        client.listen("large/queue")
+        client.listen("large/all", mode="BROADCASTING")
+        for topic in ("large/queue", "large/all"):
+            for payload in (LARGE, b"small"):
+                publication = Publication(SERVER, "test", [Event(topic, payload)])
+                live.call(partial(broker.publish, publication))
+            assert client.push()[1]["body"] == "small"
+        live.until(lambda: broker.find_topic("dead-letters/small") is not None)
+
+
+def test_a_question_or_a_reply_over_the_frame_limit_is_not_sent(live: LiveServer) -> None:
+    broker = live.server.broker
+    with dial(live).hello(group="small") as client:
+        client.listen("large/question", kind="SYNC")
+        deadline = broker.responders.deadline(1e4)
+        request = live.call(lambda: broker.request("large/question", LARGE, (), deadline, SERVER))
+        live.until(lambda: isinstance(request.error, NoRespondersError))
+        questions: list[Question] = []
+        live.call(lambda: broker.responders.add(exactly("large/reply"), questions.append, principal=SERVER))
+        for seq, payload in (("large", LARGE), ("small", b"small")):
+            client.send("REQUEST_TO_SERVER", {"topic": "large/reply", "body": "?"}, seq=seq)
+            live.until(lambda: bool(questions))
+            live.call(partial(broker.respond, questions.pop().key, Reply(payload)))
+        header, body = client.next()
+        assert (header["seq"], body["body"]) == ("small", "small")

@@ -289,6 +289,10 @@ class Hub:
             self._loop.call_soon(lambda: None if member.closed else member.ack(expired))
         return fresh
 
+    def reject(self, member: Member, deliveries: Sequence[Delivery], reason: str) -> None:
+        """Reject deliveries as dead letters when the call that brought them is over."""
+        self._loop.call_soon(lambda: None if member.closed else member.reject(deliveries, reason=reason))
+
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def ask(self, event: Event, ttl_ms: float, principal: Identity) -> Request[Reply]:

@@ -50,6 +50,7 @@ HELLO_BYTES_MAX = 65_536
 """The limit of a frame before the client has said who it is."""
 TTL_MS = 3000
 """How long a request waits for its reply unless the request says so (3.8)."""
+TOO_LARGE = f"the message does not fit into a frame of {FRAME_BYTES_MAX} bytes"
 GOODBYE_SECONDS = 30.0
 """A client that has said goodbye, or was told goodbye, is closed after this if it has not closed (3.5)."""
 
@@ -416,7 +417,11 @@ class Session(contract.Session):
             return
         headers = ((FLAVOUR, flavour.encode()), *(pair for pair in reply.headers if pair[0] != FLAVOUR))
         kind, body = encode_body(topic, reply.payload, headers, {}, strict=self._surplus == OLD)
-        self._send(_encode_message(self._surplus, m.RESPONSE_TO_CLIENT, seq, kind, body))
+        answer = _encode_message(self._surplus, m.RESPONSE_TO_CLIENT, seq, kind, body)
+        if len(answer) > FRAME_BYTES_MAX:
+            log.info("%s %s: a reply from %r is not sent: %s", PROTOCOL, self._peer, topic, TOO_LARGE)
+            return
+        self._send(answer)
 
     def _respond(self, frame: Frame) -> None:
         """Handle a reply; a reply to nothing is dropped without a word."""
@@ -441,7 +446,11 @@ class Session(contract.Session):
         name = self._hub.remember(question, self._identity, self._asked)
         self._questions[name] = None
         content = question.payload, question.headers, correlation(name)
-        self._send(self._encode_push(m.PUSH_REQUEST, name, subscribed.item.topic, *content))
+        push = self._encode_push(m.PUSH_REQUEST, name, subscribed.item.topic, *content)
+        if len(push) > FRAME_BYTES_MAX:
+            self._hub.forget([name], f"cannot read it: {TOO_LARGE}")
+        else:
+            self._send(push)
         return None
 
     def _asked(self, name: str) -> None:
@@ -458,12 +467,18 @@ class Session(contract.Session):
         next_number, strict, more = self._hub.next_number, surplus == OLD, dict[str, str]()
         begin, tails = _begin_header(name) + b'0,"seq":"', _PUSH_TAILS
         parts: list[bytes] = []
+        too_large: list[Delivery] = []
         for one in deliveries:
             seq = str(next_number())
             flavour, body = encode_body(topic, one.payload, one.headers, more, strict=strict)
-            header = begin + seq.encode() + tails[flavour]
-            parts += encode_head(surplus, header, len(body)), body
+            head = encode_head(surplus, begin + seq.encode() + tails[flavour], len(body))
+            if len(head) + len(body) > FRAME_BYTES_MAX:  # the client would close the connection, each time (3.1)
+                too_large.append(one.without_content())
+                continue
+            parts += head, body
             held[seq] = one.without_content()
+        if too_large:
+            self._hub.reject(member, too_large, TOO_LARGE)
         self._send(b"".join(parts))
         if self._outbox.full:
             member.hold()
@@ -474,7 +489,11 @@ class Session(contract.Session):
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
                 continue
             seq, topic = str(self._hub.next_number()), subscribed.item.topic
-            self._send(self._encode_push(m.PUSH_BROADCAST, seq, topic, event.payload, event.headers, {}))
+            push = self._encode_push(m.PUSH_BROADCAST, seq, topic, event.payload, event.headers, {})
+            if len(push) > FRAME_BYTES_MAX:
+                self._hub.metrics.live_dropped_total.labels(PROTOCOL, "too_large").inc()
+            else:
+                self._send(push)
 
     def _encode_push(
         self, name: str, seq: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
