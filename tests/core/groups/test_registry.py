@@ -79,6 +79,9 @@ async def test_what_a_group_cannot_be_is_refused() -> None:
         crew.groups.create("work", "g", GroupSettings(dead_letter_topic="work"), principal=SERVER)
     with pytest.raises(InvalidSettingError):
         crew.groups.create("work", "g", GroupSettings(dead_letter_topic="a,b"), principal=SERVER)
+    for name in ("$state", "$new"):
+        with pytest.raises(InvalidSettingError, match="server's own"):
+            crew.groups.create("work", "g", GroupSettings(dead_letter_topic=name), principal=SERVER)
     assert crew.groups.all() == []
     await crew.close()
 
