@@ -33,6 +33,8 @@ CODE_BYTES = 16
 CODE_SECONDS = 60.0
 CODES_MAX = 100
 """Most codes that wait to be used; the oldest goes first."""
+CODES_PER_PRINCIPAL_MAX = 10
+"""The same for one principal, so that nobody makes the codes of others void."""
 WATCH_SECONDS = 1.0
 """How late a session may end whose time is over."""
 WRITE_USES_SECONDS = 300.0
@@ -178,6 +180,9 @@ class Sessions:
             raise SessionsClosedError("nobody can log in: admin.enabled or admin.console is false")
         self._drop_codes()
         code = secrets.token_urlsafe(CODE_BYTES)
+        own = [key for key, kept in self._codes.items() if kept.name == name]
+        for key in own[: max(len(own) - CODES_PER_PRINCIPAL_MAX + 1, 0)]:
+            del self._codes[key]
         while len(self._codes) >= CODES_MAX:
             del self._codes[next(iter(self._codes))]
         until = self._clock.monotonic() + CODE_SECONDS
