@@ -139,10 +139,10 @@ class Requests(Generic[R]):
             self._end(request, error)
 
     def abandon(self, request: Request[R], error: BabelbusError | None = None) -> None:
-        """End a request for whose reply nobody waits any more; `abandoned` names it."""
+        """End a request for whose reply nobody waits any more; `abandoned` names it if it has a subject."""
         if request.done:
             return
-        if not self.keep_expired:
+        if request.subject and not self.keep_expired:
             abandoned = self._abandoned.setdefault(request.subject, OrderedDict())
             abandoned[request.key] = None
             if len(abandoned) > ABANDONED_MAX:

@@ -14,7 +14,7 @@ from babelbus.core.request import (
     RequestFailedError,
     RequestTimeoutError,
 )
-from babelbus.core.subject import exactly
+from babelbus.core.subject import below, exactly
 from babelbus.records.record import Headers
 from tests.protocols.zbus.peer import Client, House, Peer
 from tests.protocols.zbus.test_session_web import reply_to, service
@@ -194,6 +194,20 @@ async def test_the_requests_of_a_caller_that_is_gone_end() -> None:
     for caller in (web, socket):
         caller.leave()
     assert (requests.in_flight, house.hub.calls.in_flight) == (0, 0)
+
+
+@in_loop
+async def test_calls_of_other_protocols_that_were_given_up_leave_nothing_behind() -> None:
+    house = House()
+    asked: list[Question] = []
+    house.bus.broker.responders.add(below("Svc"), asked.append, principal=SERVER)
+    for number in range(3):
+        caller = Peer(house)
+        caller.send(request_of("POST", "/", b"?", cmd="pub", mq=f"Svc/{number}", ack="false"))
+        caller.leave()
+    subjects = [question.subject for question in asked]
+    assert subjects == ["Svc/0", "Svc/1", "Svc/2"]
+    assert not any(house.hub.calls.abandoned(subject) for subject in ("", *subjects))
 
 
 @in_loop

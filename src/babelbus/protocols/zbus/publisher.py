@@ -243,7 +243,8 @@ class Publisher(Generic[Asked]):
             batch.size_bytes = len(message.body or b"")
         self.settle()
         deadline = hub.clock.monotonic() + hub.settings.rpc_timeout_seconds
-        call = hub.calls.begin(mq, (self._source, request_id), deadline)
+        # Without a subject where there is no MQ: nobody would ever look for the call among the abandoned ones.
+        call = hub.calls.begin("" if batch is None else mq, (self._source, request_id), deadline)
         self._calls[call] = None
         call.when_done(lambda done: self._calls.pop(done, None))
         self._outbox.answer_when([call], lambda: self._encode_call(call, request_id, asked))
