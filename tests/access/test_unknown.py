@@ -85,6 +85,16 @@ def test_a_call_of_an_mq_of_others_is_refused_over_http_like_one_that_is_not_the
             assert bob.ask("pub", b"1", mq=mq, ack="false") == 403
 
 
+@pytest.mark.parametrize("mask", ["--1", "1" * 5000, "²"])
+def test_a_label_of_another_protocol_that_is_no_mask_spoils_no_query(house: House, mask: str) -> None:
+    path = f"{path_of('walk/jobs')}/groups/marked"
+    with Admin(house, house.alice) as admin, ZbusSocket(house, house.alice) as alice:
+        settings = {"labels": {"zbus.mask": mask}}
+        assert admin.ask("POST", "/api/groups", {"topic": "walk/jobs", "name": "marked", "settings": settings}) == 201
+        assert alice.ask("query")["status"] == 200
+        assert admin.ask("DELETE", path) == 200
+
+
 def test_a_url_that_takes_calls_of_others_is_refused_without_their_name(house: House) -> None:
     house.run(lambda: house.broker.create_topic("secret", principal=SERVER).wait())
     with ZbusSocket(house, house.alice) as alice:

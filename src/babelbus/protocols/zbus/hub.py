@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -59,6 +60,7 @@ log = logging.getLogger(__name__)
 
 FILTER_KIND = "zbus"
 MASK_LABEL = "zbus.mask"
+_MASK = re.compile("-?[0-9]{1,19}")
 ENGINES = (m.MEMORY, m.DISK, m.DATABASE)
 IDS = 1024
 """So many new ids are made at once."""
@@ -486,9 +488,9 @@ class Hub:
         return stored_id(topic.name, topic.id, 0, offset) if given is None else given
 
     def channel_mask(self, group: Group) -> int:
-        """Return the mask of a channel."""
+        """Return the mask of a channel; clients of other protocols may have written anything there."""
         text = group.settings.labels.get(MASK_LABEL, "0")
-        return int(text) if text.lstrip("-").isdecimal() else 0
+        return int(text) if _MASK.fullmatch(text) else 0
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
