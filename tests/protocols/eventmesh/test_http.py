@@ -204,7 +204,9 @@ def test_private_addresses_are_called_only_where_a_setting_names_them(tmp_path: 
 @pytest.mark.parametrize(
     ("address", "found"),
     [("8.8.8.8", True), ("127.0.0.1", False), ("10.1.2.3", True), ("10.2.0.1", False), ("169.254.169.254", False),
-     ("::1", False), ("::ffff:127.0.0.1", False), ("fe80::1%eth0", False), ("2606:4700::1", True), ("0.0.0.0", False)],
+     ("::1", False), ("::ffff:127.0.0.1", False), ("fe80::1%eth0", False), ("2606:4700::1", True), ("0.0.0.0", False),
+     ("64:ff9b::a9fe:a9fe", False), ("64:ff9b::a02:1", False), ("64:ff9b::a01:203", True), ("64:ff9b::808:808", True),
+     ("::127.0.0.1", False), ("::ffff:10.1.2.3", True), ("fec0::1", False), ("ff02::1", False), ("239.1.1.1", False)],
 )  # fmt: skip
 def test_the_addresses_that_may_be_called(address: str, found: bool) -> None:
     assert read_networks("10.1.0.0/16").has(address) is found

@@ -36,6 +36,8 @@ NOT_GRANTED = "it may not have the message any more"
 PORTS = {"http": 80, "https": 443}
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+"""Networks of IPv6 that stand for all of IPv4: a gateway (RFC 6052) leads from there into private networks, too."""
 
 
 class CallError(BabelbusError):
@@ -79,9 +81,17 @@ class Allowed:
     def has(self, address: str) -> bool:
         """Return whether an IP address may be called."""
         parsed = ipaddress.ip_address(address.partition("%")[0])
-        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-            parsed = parsed.ipv4_mapped
-        return parsed.is_global or any(parsed in network for network in self._networks)
+        if any(parsed in network for network in self._networks):
+            return True
+        if isinstance(parsed, ipaddress.IPv6Address):
+            inner = parsed.ipv4_mapped
+            if inner is None and any(parsed in network for network in _TRANSLATED):
+                inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
+            if inner is not None:
+                return self.has(str(inner))
+            if parsed.is_site_local:
+                return False
+        return parsed.is_global and not parsed.is_multicast
 
 
 def read_networks(text: str | None) -> Allowed:
