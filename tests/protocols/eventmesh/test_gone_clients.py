@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
@@ -171,18 +171,31 @@ def test_a_reply_over_tcp_counts_after_the_acknowledgement_and_before_it_after_a
         assert b"have gone" in requester.next().body
 
 
-def test_each_of_thousands_of_requesters_is_told_when_a_responder_leaves(live: LiveServer) -> None:
+@pytest.mark.parametrize("protocol", ["tcp", "grpc"])
+def test_each_of_thousands_of_requesters_is_told_when_a_responder_leaves(live: LiveServer, protocol: str) -> None:
     broker = live.server.broker
+    requests: list[Request[Reply]] = []
 
-    def ask() -> list[Request[Reply]]:
+    def ask() -> None:
         deadline = broker.responders.deadline(1e4)
-        return [broker.request("thousands", b"?", (), deadline, SERVER) for _ in range(2000)]
+        requests.extend(broker.request("thousands", b"?", (), deadline, SERVER) for _ in range(100))
 
-    with MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="a") as tcp:
-        tcp.listen("thousands", kind="SYNC")
-        requests = live.call(ask)
-        for _ in requests:
-            tcp.next()
+    def serve(read: Callable[[], object]) -> None:
+        for _ in range(12):
+            live.call(ask)
+            for _ in range(100):
+                read()
+        assert not any(request.done for request in requests)
+
+    if protocol == "tcp":
+        with MeshClient(live.server.addresses["eventmesh-tcp"]).hello(group="a") as tcp:
+            serve(tcp.listen("thousands", kind="SYNC").next)
+    else:
+        with (
+            grpc.insecure_channel(live.server.addresses["eventmesh-grpc"]) as channel,
+            Legacy(channel).stream("a", "thousands", kind="SYNC") as stream,
+        ):
+            serve(stream.next)
     live.until(lambda: all(isinstance(request.error, NoRespondersError) for request in requests))
 
 
