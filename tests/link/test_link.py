@@ -40,7 +40,7 @@ from babelbus.link.frames import (
     encode,
 )
 from babelbus.link.peer import FRAMES_MAX
-from babelbus.link.transport import HIGH_BYTES
+from babelbus.link.transport import HIGH_BYTES, PASSED_BYTES_MAX
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.transports import is_blocked
@@ -179,6 +179,31 @@ def test_bytes_that_a_client_does_not_take_are_counted_at_the_core(kind: str) ->
             await until(lambda: transport.get_write_buffer_size() == 0)
             assert not is_blocked(transport)
             assert session.events == ["pause", "resume"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("end", ["close", "write_eof"])
+def test_an_edge_holds_little_of_what_a_client_does_not_take(kind: str, end: str) -> None:
+    async def test() -> None:
+        async with linked(kind) as both:
+            reader, _ = await both.dial()
+            session = await both.session()
+            transport = session.transport
+            for _ in range(16):
+                transport.write(MUCH)
+            transport.write(b"last")
+            getattr(transport, end)()
+            transport.write(b"nothing")
+            (client,) = both.edge._link.clients.values()  # type: ignore[union-attr]
+            await until(lambda: client.transport.get_write_buffer_size() > 0)
+            assert transport.idle_protocol is None
+            most, data = 0, bytearray()
+            while part := await reader.read(2**16):
+                most = max(most, client.transport.get_write_buffer_size())
+                data += part
+            assert most <= PASSED_BYTES_MAX + len(MUCH)
+            assert data == 16 * MUCH + b"last"
 
     run(test())
 

@@ -7,13 +7,17 @@ from typing import Any, Protocol
 
 from babelbus.link.frames import ABORT, CLOSE, EOF, READ_BYTES_MAX, TAKEN, WINDOW_BYTES, LinkError, Secured
 from babelbus.listening.door import name_of
+from babelbus.units import MIB
 
 log = logging.getLogger(__name__)
 
 HIGH_BYTES = 64 * 1024
 """Bytes that wait for the client before its protocol is told to pause, unless the protocol sets a limit: asyncio's."""
 
-
+PASSED_BYTES_MAX = MIB
+"""Bytes of one client at its edge, or on their way there, at which further writes wait here: an event for many slow
+clients is one object here, and a copy for each of them at the edges. A write is never cut: a front needs whole frames.
+"""
 FRONT_BYTES_MAX = 32 * 1024
 """Bytes that a front may have held back, and sends behind one read of the edge."""
 
@@ -50,11 +54,12 @@ class LinkedTransport(asyncio.Transport):
 
     `get_write_buffer_size` counts the bytes that the client has not taken yet, wherever they wait: so the bounds of an
     outbox hold as over a socket. Data that comes while reading is paused waits here, at most `WINDOW_BYTES`: the edge
-    reads no more from the client then.
+    reads no more from the client then. Data for the client waits here, too, from `PASSED_BYTES_MAX` on.
     """
 
     __slots__ = (
         "__weakref__",
+        "_behind",
         "_closing",
         "_consumed",
         "_eof_received",
@@ -66,8 +71,10 @@ class LinkedTransport(asyncio.Transport):
         "_loop",
         "_lost",
         "_low",
+        "_passed_bytes",
         "_protocol",
         "_reading",
+        "_waiting",
         "_wants_room",
         "blocked",
         "held",
@@ -85,6 +92,12 @@ class LinkedTransport(asyncio.Transport):
         self.number = number
         self.unsent_bytes = 0
         """Bytes that were written, and that the client has not taken as far as the edge has said."""
+        self._passed_bytes = 0
+        """Of those, bytes that are at the edge or on their way."""
+        self._waiting: deque[bytes] = deque()
+        """The others, as they were written."""
+        self._behind: list[int] = []
+        """Frames behind those that wait: the end of what is sent, or of the connection."""
         self.blocked = False
         """Whether the edge has said that the client does not take what was sent."""
         self.held: deque[bytes] = deque()
@@ -125,8 +138,9 @@ class LinkedTransport(asyncio.Transport):
 
     @property
     def idle_protocol(self) -> asyncio.Protocol | None:
-        """The protocol, if nothing waits for it and it reads."""
-        return self._protocol if self._reading and not self.held and not self._closing else None
+        """The protocol, if it reads and nothing waits, for it or for the client: answers aside overtake nothing."""
+        waits = self.held or self._waiting
+        return self._protocol if self._reading and not waits and not self._closing else None
 
     def receive_eof(self) -> None:
         """Handle that the client sends nothing more."""
@@ -144,8 +158,11 @@ class LinkedTransport(asyncio.Transport):
         """
         self.blocked = False
         self.unsent_bytes -= size_bytes
-        if self.unsent_bytes < 0:
+        self._passed_bytes -= size_bytes
+        if self._passed_bytes < 0:
             raise LinkError("a client has taken more bytes than were sent")
+        if self._waiting:
+            self._pass_on()
         if self._wants_room and self.unsent_bytes <= self._low:
             self._wants_room = False
             assert self._protocol is not None
@@ -161,7 +178,9 @@ class LinkedTransport(asyncio.Transport):
         self._lost = self._closing = True
         self.held.clear()
         self.held_bytes = 0
-        self.unsent_bytes = 0
+        self._waiting.clear()
+        self._behind.clear()
+        self.unsent_bytes = self._passed_bytes = 0
         self._loop.call_soon(self._call_lost, error)
 
     def fail(self, error: Exception) -> None:
@@ -270,10 +289,11 @@ class LinkedTransport(asyncio.Transport):
         """Send bytes to the client."""
         if self._closing or self._eof_sent or not data:
             return
-        taken = max(0, self._consumed)
-        self._consumed -= taken
-        self._link.send_data(self.number, taken, data)
         self.unsent_bytes += len(data)
+        if self._passed_bytes < PASSED_BYTES_MAX:
+            self._pass(data)
+        else:
+            self._waiting.append(bytes(data))  # no copy of bytes; its writer may change another buffer
         if self.unsent_bytes > self._high and not self._wants_room:
             self._wants_room = True
             assert self._protocol is not None
@@ -281,6 +301,27 @@ class LinkedTransport(asyncio.Transport):
                 self._protocol.pause_writing()
             except Exception as error:  # of the session of this client, while that of another one writes
                 self.fail(error)
+
+    def _pass(self, data: Any) -> None:
+        """Send bytes to the edge, with the count of those that were taken here."""
+        taken = max(0, self._consumed)
+        self._consumed -= taken
+        self._passed_bytes += len(data)
+        self._link.send_data(self.number, taken, data)
+
+    def _pass_on(self) -> None:
+        """Send bytes that wait, as long as the edge has room, and what is behind them."""
+        waiting = self._waiting
+        while waiting and self._passed_bytes < PASSED_BYTES_MAX:
+            self._pass(waiting.popleft())
+        if not waiting:
+            while self._behind:
+                self._link.send(self._behind.pop(0), self.number)
+
+    def _send_behind(self, kind: int) -> None:
+        """Send a frame behind what was written."""
+        self._behind.append(kind)
+        self._pass_on()
 
     def can_write_eof(self) -> bool:
         """Return whether the end of what is sent can be sent: a connection with TLS has no such end."""
@@ -290,7 +331,7 @@ class LinkedTransport(asyncio.Transport):
         """Send nothing more."""
         if not self._closing and not self._eof_sent:
             self._eof_sent = True
-            self._link.send(EOF, self.number)
+            self._send_behind(EOF)
 
     def close(self) -> None:
         """Close when the client has taken what was written."""
@@ -298,7 +339,7 @@ class LinkedTransport(asyncio.Transport):
             self._closing = True
             self.held.clear()
             self.held_bytes = 0
-            self._link.send(CLOSE, self.number)
+            self._send_behind(CLOSE)
 
     def abort(self) -> None:
         """Close at once."""
