@@ -115,7 +115,7 @@ class Catalog(TopicRights):
         self._background: set[asyncio.Future[Any]] = set()
         """Tasks that `close` waits for, so that nobody touches the folder once the server has given it back."""
         self._cut_short: set[str] = set()
-        """The topics whose removal the start finished: another engine may hold something of them still."""
+        """The removed topics whose engine could not be asked: the engine may hold something of them still."""
         self._cleaning: dict[str, asyncio.Task[int]] = {}
         """The cleaning that is under way, by engine."""
         self._closed = False
@@ -141,11 +141,6 @@ class Catalog(TopicRights):
         Raises:
             StorageError: a log cannot be opened.
         """
-        finished = {}
-        for token, name in self._catalog.removed().items():
-            self._catalog.erase(token)
-            finished[token] = name
-        self._cut_short = set(finished.values())
         stored_topics: dict[str, _Kept] = {}
         for name in self._catalog.topics():
             try:
@@ -164,6 +159,9 @@ class Catalog(TopicRights):
                 )  # fmt: skip
             kept = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
             stored_topics[name] = kept
+        finished = self._catalog.removed()
+        for token, name in finished.items():
+            self._finish_removal(token, name, stored_topics)
         self._open_topics(stored_topics)
         names = {*self._topics, *self._topics.damaged}
         public = {name for name in names if not name.startswith(RESERVED_PREFIX)}
@@ -171,6 +169,24 @@ class Catalog(TopicRights):
         if public:
             arrays.load()  # their records need it, and nobody waits yet
         return finished
+
+    def _finish_removal(self, token: str, name: str, stored: Mapping[str, _Kept]) -> None:
+        """Remove what its engine still holds of a removed topic, then the rest.
+
+        If that fails, the next start tries again. If `stored` has a topic of this name in the same engine, that topic
+        was created after the removal.
+        """
+        try:
+            content = self._catalog.load_removed(token)
+            engine = "disk" if content is None else self._decode_settings(name, content).settings.engine
+            if engine not in ("disk", "memory") and (name not in stored or stored[name].settings.engine != engine):
+                store = self._stores[engine]
+                if store.partition_count(name):
+                    store.erase(store.hide(name))
+            self._catalog.erase(token)
+        except (OSError, BabelbusError) as error:
+            self._cut_short.add(name)
+            log.warning("topic %r is removed, the next start tries again to erase its records: %s", name, error)
 
     def _open_topics(self, stored: dict[str, _Kept]) -> None:
         """Open the logs of topics, of some engines several at once."""
@@ -237,6 +253,9 @@ class Catalog(TopicRights):
         content = self._catalog.load_settings(name)
         if content is None:  # the folder came from elsewhere
             return _Kept(1, self._defaults)
+        return self._decode_settings(name, content)
+
+    def _decode_settings(self, name: str, content: bytes) -> _Kept:
         advice = "put a copy of the file back, or remove the file: then the topic has the default settings; start again"
         return notes.decode(content, _Kept, path=f"settings.json of topic {name!r}", advice=advice, bare=True)
 
@@ -488,6 +507,8 @@ class Catalog(TopicRights):
     def _hide(self, name: str, store: Store) -> list[tuple[Store, str]]:
         """Remove a topic from its stores, durably; return where and under which token its space is left. Blocks.
 
+        If its engine refuses, its settings stay hidden: they tell the next start that the engine is to be asked again.
+
         Raises:
             OSError: the disk refused; nothing has changed.
         """
@@ -498,6 +519,7 @@ class Catalog(TopicRights):
             except (OSError, StorageError) as error:  # the topic is gone all the same
                 self._cut_short.add(name)
                 log.warning("topic %r is removed, and its engine still holds records of it: %s", name, error)
+                return []
         return hidden
 
     async def _run(self, executor: Executor, work: Callable[[], T]) -> T:

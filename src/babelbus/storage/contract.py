@@ -232,5 +232,8 @@ class Catalog(Store, Protocol):
     def load_settings(self, topic: str) -> bytes | None:
         """Return what `save_settings` was given, or `None`."""
 
+    def load_removed(self, token: str) -> bytes | None:
+        """Return the settings of a topic that `hide` took away, or `None`."""
+
     def save_settings(self, topic: str, content: bytes) -> None:
         """Keep the settings of a topic, durably, as the core writes them; makes the topic."""

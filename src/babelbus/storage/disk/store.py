@@ -77,8 +77,17 @@ class FolderStore:
 
     def load_settings(self, topic: str) -> bytes | None:
         """Return what `save_settings` was given, or `None`."""
+        return self._load(self._path(topic))
+
+    def load_removed(self, token: str) -> bytes | None:
+        """Return the settings of a topic that `hide` took away, or `None`."""
+        grave = f"{self._folder}/{token}"
+        inside = self._files.list_folder(grave)
+        return self._load(f"{grave}/{inside[0]}") if inside else None
+
+    def _load(self, folder: str) -> bytes | None:
         try:
-            return self._files.read_file(f"{self._path(topic)}/{SETTINGS_NAME}")
+            return self._files.read_file(f"{folder}/{SETTINGS_NAME}")
         except FileNotFoundError:
             return None
 
