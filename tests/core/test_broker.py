@@ -126,6 +126,20 @@ async def test_a_folder_without_settings_is_a_topic_with_the_defaults() -> None:
     await again.broker.close()
 
 
+@in_loop
+async def test_a_topic_whose_creation_a_crash_cut_short_is_none_and_gets_the_settings_of_the_next_creation() -> None:
+    files = FaultyFiles()
+    files.open(f"data/topics/news/{SETTINGS_NAME}.new", create=True)
+    bus = Bus(files)
+    assert bus.broker.topic_names() == []
+    assert len(bus.topic("news", 3, cleanup="compact").partitions) == 3
+    await bus.broker.close()
+    again = Bus(files).broker
+    topic = again.topic("news")
+    assert (len(topic.partitions), topic.settings.cleanup) == (3, "compact")
+    await again.close()
+
+
 @pytest.mark.parametrize("mask", [0x80, 0x01])
 def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(mask: int) -> None:
     @in_loop

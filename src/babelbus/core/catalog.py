@@ -144,12 +144,15 @@ class Catalog(TopicRights):
         stored_topics: dict[str, _Kept] = {}
         for name in self._catalog.topics():
             try:
-                kept = self._load_settings(name)
+                settings = self._load_settings(name)
             except notes.DamagedNoteError as error:
                 log.error("topic %r is not opened, its name stays taken: %s", name, error)
                 self._topics.damaged[name] = error
                 continue
+            kept = settings or _Kept(1, self._defaults)  # the folder came from elsewhere
             stored = self._stores[kept.settings.engine].partition_count(name)
+            if settings is None and not stored:
+                continue  # a crash cut its creation short: of the topic there is an empty folder
             if stored < kept.partitions and kept.settings.engine != "memory":
                 # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
                 log.error(
@@ -249,11 +252,9 @@ class Catalog(TopicRights):
             self._changed(name)
         return topic
 
-    def _load_settings(self, name: str) -> _Kept:
+    def _load_settings(self, name: str) -> _Kept | None:
         content = self._catalog.load_settings(name)
-        if content is None:  # the folder came from elsewhere
-            return _Kept(1, self._defaults)
-        return self._decode_settings(name, content)
+        return None if content is None else self._decode_settings(name, content)
 
     def _decode_settings(self, name: str, content: bytes) -> _Kept:
         advice = "put a copy of the file back, or remove the file: then the topic has the default settings; start again"
