@@ -9,6 +9,7 @@ import pytest
 
 from babelbus.config import AdminSettings
 from babelbus.limited_log import LINES_MAX
+from babelbus.web import admin
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
 
@@ -101,3 +102,11 @@ def test_bytes_that_are_no_http_cost_a_line_of_the_log_each_and_a_few_a_minute(
     assert len(lines) == LINES_MAX + 1
     assert "admin 127.0.0.1: closed, since it sent no HTTP request" in lines[0].getMessage()
     assert not [line for line in lines if line.exc_info]
+
+
+def test_a_connection_without_a_next_request_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "IDLE_SECONDS", 0.05)
+    with serve(tmp_path) as live, dial(live) as client:
+        client.sendall(REQUEST + REQUEST[:-2])
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        assert is_cut(client)

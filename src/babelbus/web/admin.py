@@ -32,6 +32,7 @@ from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
+from babelbus.wire.http import IDLE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class AdminServer:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=STOP_SECONDS,
+            keepalive_timeout=IDLE_SECONDS,
             handler_cancellation=True,  # a listener that goes away must not be served until something happens
             logger=self._make_logger(),
         )

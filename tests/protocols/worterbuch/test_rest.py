@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from babelbus.clock import ManualClock
 from babelbus.config import QuotaSettings, ServerSettings, WorterbuchSettings
 from babelbus.core.quotas import Quotas
 from babelbus.errors import ConfigError
@@ -24,13 +25,14 @@ from babelbus.protocols.connection import Connection
 from babelbus.protocols.worterbuch.gatekeeper import Gatekeeper
 from babelbus.protocols.worterbuch.http import WebSession
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.service import read_file_name
+from babelbus.protocols.worterbuch.service import WorterbuchService, read_file_name
 from babelbus.protocols.worterbuch.web_options import WebOptions
+from babelbus.wire.http import IDLE_SECONDS
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop
 from tests.support.http import Response, ResponseDecoder
 from tests.support.server import LiveServer, configure
-from tests.support.web import SECRET, Events, Plain, Web, get_of, token
+from tests.support.web import SECRET, Events, Plain, Web, WebSocket, get_of, token
 
 ORIGIN = "https://app.example"
 
@@ -305,6 +307,31 @@ def test_a_request_for_a_websocket_elsewhere_is_answered_and_the_next_one_too(li
     with Plain(live) as client:
         client.socket.sendall(get_of("/info", upgrade="websocket") + get_of("/info"))
         assert [answer.status for answer in client.read(2)] == [200, 200]
+
+
+def test_a_silent_connection_is_closed_and_streams_and_websockets_stay(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    with LiveServer(configure(tmp_path), clock=clock) as live:
+        service = live.server.services["worterbuch"]
+        assert isinstance(service, WorterbuchService)
+        with (
+            Plain(live) as silent,
+            Web(live) as client,
+            Events(live, "/api/v1/subscribe/s") as stream,
+            WebSocket(live) as socket,
+        ):
+            silent.socket.sendall(get_of("/info"))
+            assert silent.read(1)[0].status == 200
+            live.call(service.hub.tick)  # it has heard the request
+            clock.advance(IDLE_SECONDS / 2)
+            assert client.get("/info").status == 200
+            live.call(service.hub.tick)
+            clock.advance(IDLE_SECONDS / 2)
+            live.call(service.hub.tick)
+            assert silent.rest() == b""
+            put(client, "s", 1)
+            assert stream.next() == 1
+            assert "state" in socket.ask({"get": {"transactionId": 1, "key": "s"}})
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from babelbus.protocols.worterbuch.web_options import WebOptions
 from babelbus.protocols.worterbuch.websocket import SUBPROTOCOL, SocketSession
 from babelbus.wire.browsers import SAFE_METHODS, Refusal
 from babelbus.wire.http import (
+    IDLE_SECONDS,
     HttpError,
     HttpSession,
     Request,
@@ -80,6 +81,10 @@ class WebSession(HttpSession):
         self._source = ""
         self._stream: EventStream | None = None
         self._job: asyncio.Task[None] | None = None
+        self._idle_since = hub.clock.monotonic()
+        self._sent = (0, 0)
+        """Bytes that were sent, and those of them that the client had not taken, at the last tick."""
+        hub.ticking[self] = None
 
     # -- one request -------------------------------------------------------------------------------------------------
 
@@ -312,8 +317,20 @@ class WebSession(HttpSession):
         """Check again who the connection is; return whether its answers may hold less than before."""
         return self._rest.access_changed()
 
+    def tick(self) -> None:
+        """Close the connection if nothing has come or gone for too long; a stream and a WebSocket stay open."""
+        outbox, now = self._outbox, self._hub.clock.monotonic()
+        sent = (outbox.sent_bytes, outbox.size_bytes)
+        if self.active or outbox.waiting or sent != self._sent or self._stream or self._successor:
+            self.active = False
+            self._sent = sent
+            self._idle_since = now
+        elif now - self._idle_since >= IDLE_SECONDS:
+            self._close()
+
     def close(self) -> None:
         """End the session: the connection is gone."""
+        self._hub.ticking.pop(self, None)
         if self._job is not None:
             self._job.cancel()
         super().close()

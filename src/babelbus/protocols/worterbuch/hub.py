@@ -10,7 +10,7 @@ import datetime
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -46,6 +46,13 @@ UNTOLD = frozenset((Kind.CHILDREN, Kind.RETAINED, Kind.TESTAMENT))
 Subscribers = tuple[Subscriber, ...]
 
 
+class Ticking(Protocol):
+    """A connection for HTTP, as the hub sees it."""
+
+    def tick(self) -> None:
+        """Handle the end of a second."""
+
+
 class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
@@ -63,6 +70,8 @@ class Hub:
         self.keeper = keeper
         self.clock = clock
         self.clients: dict[str, Peer] = {}
+        self.ticking: dict[Ticking, None] = {}
+        """Connections for HTTP."""
         self.received: Traffic = metrics.live_received(PROTOCOL)
         self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
         self._metrics = metrics
@@ -114,6 +123,8 @@ class Hub:
                 session.end("the token has expired")
             else:
                 session.tick()
+        for connection in list(self.ticking):
+            connection.tick()
 
     def commit(self, source: str = PROTOCOL) -> None:
         """Write the changes that no client waits for to the log."""

@@ -6,13 +6,14 @@ from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import HEAD_BYTES_MAX, TOKEN, HttpError, encode_fields, read_fields, tokens
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error, encode_response, encode_stream_head
-from babelbus.wire.http.session import HttpSession
+from babelbus.wire.http.session import IDLE_SECONDS, HttpSession
 from babelbus.wire.http.static_files import FileRefusedError, Files
 from babelbus.wire.http.target import parse_form, parse_query, percent_decode, split_target
 
 __all__ = [
     "CONTINUE",
     "HEAD_BYTES_MAX",
+    "IDLE_SECONDS",
     "LAST_CHUNK",
     "TOKEN",
     "FileRefusedError",

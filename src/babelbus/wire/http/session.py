@@ -15,6 +15,9 @@ from babelbus.wire.http.fields import HttpError
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error
 
+IDLE_SECONDS = 180.0
+"""How long a connection without a setting of its own stays open while no request comes and no answer goes."""
+
 
 class HttpSession(Session, ABC):
     """Requests of one connection, carried out and answered in their order, each when the outbox has room.
