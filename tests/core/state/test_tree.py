@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from babelbus.core.record import Event
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change, Kind
 from babelbus.core.state.tree import (
+    GOODS_AT_ONCE,
     InvalidKeyError,
     NoSuchKeyError,
     State,
@@ -275,6 +277,40 @@ async def test_testaments_are_executed_when_the_server_stops() -> None:
     state.set_testament("one", Testament((), (("will", raw("1")),)))
     again = await bus.restart()
     assert tree(again.open_state()) == {"will": (b"1", 0)}
+
+
+@in_loop
+async def test_a_long_testament_takes_turns_with_others() -> None:
+    state = Bus().open_state()
+    goods = [f"goods/{number}" for number in range(GOODS_AT_ONCE + 2)]
+    for key in goods:
+        state.set(key, b"1")
+    state.set_testament("one", Testament(tuple(map(pattern, goods)), (("will", raw("1")),)))
+    await done([state.commit("one")])
+    left: list[int] = []
+    over = asyncio.Event()
+    state.execute_in_turns("one", "one", over.set)
+    while not over.is_set():
+        left.append(len(tree(state)))
+        await asyncio.sleep(0)
+    assert left == [2, 1]
+    assert tree(state) == {"will": (b"1", 0)}
+
+
+@in_loop
+async def test_a_long_testament_ends_when_its_owner_is_back_or_the_server_stops() -> None:
+    bus = Bus()
+    state = bus.open_state()
+    goods = tuple(pattern(f"goods/{number}") for number in range(GOODS_AT_ONCE + 2))
+    for owner in ("back", "gone"):
+        state.set_testament(owner, Testament(goods, ((owner, raw("1")),)))
+    over: list[str] = []
+    for owner in ("back", "gone"):
+        state.execute_in_turns(owner, owner, partial(over.append, owner))
+    state.set_testament("back", Testament((), (("will", raw("2")),)))
+    again = await bus.restart()
+    assert sorted(over) == ["back", "gone"]
+    assert tree(again.open_state()) == {"gone": (b"1", 0), "will": (b"2", 0)}
 
 
 # -- failing disks -----------------------------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ async def test_the_calls_of_a_frame_see_each_other_and_are_one_append() -> None:
         ("will", ["me", ["#/a"], []], "bad_argument"),
         ("will", ["me", [], [["a", b"?"]]], "bad_argument"),
         ("will", ["me", ["$SYS/#"], []], "refused"),
+        ("will", ["me", ["a"] * 10_000, [["a", b"1"]]], "bad_argument"),
     ],
 )
 @in_loop

@@ -8,7 +8,8 @@ import pytest
 
 from babelbus import __version__
 from babelbus.core.state.patterns import ELEMENTS_MAX, KEY_BYTES_MAX
-from tests.support.bus import in_loop
+from babelbus.protocols.worterbuch.testament import ENTRIES_MAX
+from tests.support.bus import in_loop, turns
 from tests.support.worterbuch import (
     SWITCH,
     Talker,
@@ -624,6 +625,23 @@ async def test_wills_can_be_taken_back() -> None:
         talker.ask(put(1, path, pairs({"left": 1})), change(path))
         talker.leave()
         assert hub.state.find("left") is None
+
+
+@in_loop
+async def test_a_testament_has_a_bound() -> None:
+    _, hub = make_hub()
+    talker = Talker(hub)
+    will, goods = (f"$SYS/clients/{talker.id}/{part}" for part in ("lastWill", "graveGoods"))
+    assert talker.code(put(1, goods, ["gone"] * ENTRIES_MAX)) is None
+    assert talker.code(put(2, goods, ["gone"] * (ENTRIES_MAX + 1))) == 255
+    assert talker.code(put(3, will, pairs({"left": 1}))) == 255
+    assert talker.code(put(4, goods, ["gone"] * (ENTRIES_MAX - 1))) is None
+    assert talker.code(put(5, will, pairs({"left": 1}))) is None
+    talker.leave()
+    hub.state.set("gone", b"1")  # what comes between is not spared
+    await turns(ENTRIES_MAX)
+    assert hub.state.find("left") == b"1"
+    assert hub.state.find("gone") is None
 
 
 @in_loop

@@ -5,9 +5,10 @@ log has it at its ack level: one `commit` for all changes of a chunk, so that a 
 refuses, the changes are taken back.
 """
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 
 import msgspec
@@ -53,6 +54,9 @@ class VersionMismatchError(BabelbusError):
         super().__init__(f"{key!r} has version {found}, not {wanted}")
         self.key, self.wanted, self.found = key, wanted, found
 
+
+GOODS_AT_ONCE = 16
+"""Patterns of a testament that are looked for in one turn of the event loop; each further pattern has its own turn."""
 
 Listener = Callable[[Sequence[Change], Commit], None]
 Published = tuple[Promise, Callable[[], None]]
@@ -380,6 +384,27 @@ class State:
 
         Transient keys, and keys that its principal may not change any more, are neither deleted nor set.
         """
+        for _ in self._execute(owner):
+            pass
+
+    def execute_in_turns(self, owner: str, source: str, then: Callable[[], None]) -> None:
+        """Run the testament of `owner` as `execute` does, then call `then`, which commits.
+
+        Each pattern may look at all keys: a testament of many patterns takes many turns of the event loop.
+        """
+        rest = self._execute(owner)
+
+        def turn() -> None:
+            for _ in rest:
+                self.commit(source).when_done(_note_not_executed)
+                asyncio.get_running_loop().call_soon(turn)
+                return
+            then()
+
+        turn()
+
+    def _execute(self, owner: str) -> Iterator[None]:
+        """Run a testament; yield wherever others may have a turn."""
         text = self._testaments.get(owner)
         if text is None:
             return
@@ -393,7 +418,11 @@ class State:
         def granted(key: str) -> bool:
             return not self._log.is_transient(key) and (rights is None or rights.may(Action.WRITE_STATE, key))
 
-        for pattern in testament.grave_goods:
+        for number, pattern in enumerate(testament.grave_goods):
+            if number >= GOODS_AT_ONCE:
+                yield
+                if self._testaments.get(owner) is not text:
+                    return  # it was executed by `close`, or its owner is back
             for key in filter(granted, self._names.match(pattern)):
                 self.delete(key)
         for key, value in testament.last_will:

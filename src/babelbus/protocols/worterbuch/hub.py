@@ -161,11 +161,15 @@ class Hub:
         session.ls_subscribers.clear()
         for key, _ in state.match(KeyPattern((SYS, "clients", client_id), rest=True)):
             state.delete(key)
-        state.execute(client_id)
-        if self.settings.extended_monitoring:
-            self.show("subscriptions", self._counted)
-        self.commit(session.access.source)
-        self.flush()
+        source = session.access.source
+
+        def executed() -> None:
+            if self.settings.extended_monitoring:
+                self.show("subscriptions", self._counted)
+            self.commit(source)
+            self.flush()
+
+        state.execute_in_turns(client_id, source, executed)
 
     def _grant(self, granted: Granted) -> None:
         """Show the holder of a lock, and answer if it is a client of ours that waits for the lock."""

@@ -11,6 +11,8 @@ from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret
 
 GRAVE_GOODS = "graveGoods"
 LAST_WILL = "lastWill"
+ENTRIES_MAX = 10_000
+"""Most patterns and values of one testament."""
 
 
 class _Will(msgspec.Struct, frozen=True):
@@ -28,9 +30,10 @@ def read_testament(
     """Return a testament, without patterns and keys that are invalid or that no client writes.
 
     Raises:
-        RefusedError: the token of the client lacks a privilege.
+        RefusedError: it is too long, or the token of the client lacks a privilege.
         AccessRefusedError: the table of access does not grant it.
     """
+    _check_count(goods, will)
     goods, will = _valid_goods(goods, key_bytes_max), _valid_will(will, key_bytes_max)
     access.check_testament(goods, [key for key, _ in will])
     return _testament(goods, will)
@@ -40,7 +43,7 @@ def read_part(state: State, access: Access, client_id: str, key: str, value: byt
     """Return the testament of a client that sets this key, or deletes it; `None` if the key is no part of it.
 
     Raises:
-        RefusedError: the value has another shape, or the token of the client lacks a privilege.
+        RefusedError: the value has another shape or is too long, or the token of the client lacks a privilege.
         AccessRefusedError: the table of access does not grant it.
     """
     part = _part_of(client_id, key)
@@ -50,17 +53,30 @@ def read_part(state: State, access: Access, client_id: str, key: str, value: byt
     texts = {name: state.find(f"{path}/{name}") or b"[]" for name in (GRAVE_GOODS, LAST_WILL)}
     texts[part] = b"[]" if value is None else value
     try:
-        absolute = access.identity.absolute
-        goods = _valid_goods([absolute(text) for text in _read_goods(texts[GRAVE_GOODS])], bytes_max)
-        entries = [(absolute(entry.key), bytes(entry.value)) for entry in _read_will(texts[LAST_WILL])]
+        patterns, values = _read_goods(texts[GRAVE_GOODS]), _read_will(texts[LAST_WILL])
     except msgspec.DecodeError as error:
         raise RefusedError(ErrorCode.IO_ERROR, f"'{key}': {error}") from None
+    _check_count(patterns, values)
+    absolute = access.identity.absolute
+    goods = _valid_goods([absolute(text) for text in patterns], bytes_max)
+    entries = [(absolute(entry.key), bytes(entry.value)) for entry in values]
     will = _valid_will(entries, bytes_max)
     if part == GRAVE_GOODS:
         access.check_testament(goods, ())
     else:
         access.check_testament((), [key for key, _ in will])
     return _testament(goods, will)
+
+
+def _check_count(goods: Sequence[str], will: Sequence[object]) -> None:
+    """Check that a testament does not hold up others when it is executed.
+
+    Raises:
+        RefusedError: it has too many patterns and values.
+    """
+    count = len(goods) + len(will)
+    if count > ENTRIES_MAX:
+        raise RefusedError(ErrorCode.OTHER, f"{count:,} grave goods and last wills, {ENTRIES_MAX:,} are possible")
 
 
 def _testament(goods: Sequence[str], will: Sequence[tuple[str, bytes]]) -> Testament:

@@ -272,6 +272,7 @@ class _Connection(Family):
 
     def set_will(self, call: Call, asked: m.SetWill) -> Stream:
         """Keep a will, until this connection ends or the client sets it on another one."""
+        _check_count([*asked.delete, *asked.values])
         owner = f"{PROTOCOL}/{own_id(call.principal, asked.client)}"
         if self._will not in ("", owner):
             raise CallRefusedError("bad_argument", "this connection has a will under another name; take it back first")
@@ -290,9 +291,9 @@ class _Connection(Family):
         own = [owner for owner, connection in wills.items() if connection is self]
         for owner in own:
             del wills[owner]
-            state.execute(owner)
-        if own:
-            self.editor.commit().when_done(_note_failure)
+            state.execute_in_turns(
+                owner, self._calls.principal.source, lambda: self.editor.commit().when_done(_note_failure)
+            )
 
 
 _CHANGING = Stream()
