@@ -19,6 +19,7 @@ from babelbus.core.access import SERVER
 from babelbus.protocols.eventmesh.calls import CONNECTIONS_MAX
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.records.format import HEADERS_MAX
+from babelbus.units import MIB
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import Hook, ask, publish, subscribe
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -440,6 +441,35 @@ def test_a_request_that_names_more_topics_than_the_limit_changes_none(tmp_path: 
         assert change(action, "c;a;b") == 7
         assert [live.server.broker.has_topic(name) for name in "abc"] == [True, True, False]
         assert change("delete", "a;b") == 0
+
+
+def test_a_subscription_names_no_more_topics_than_the_limit(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1/"
+    with serving(tmp_path, webhook_consent=False, subscriptions_max=2) as (live, web):
+
+        def codes(*topics: str) -> list[int]:
+            fields = {"topic": json.dumps(topics), "url": url, "consumerGroup": "g"}
+            body = json.dumps({"topic": topics, "url": url, "consumerGroup": "g"}).encode()
+            local = [
+                web.ask("POST", f"/eventmesh/{action}/local", body).body for action in ("subscribe", "unsubscribe")
+            ]
+            return [ask(web, "206", fields)["retCode"], ask(web, "207", fields)["retCode"]] + [
+                json.loads(answer)["retCode"] for answer in local
+            ]
+
+        assert codes("a", "a") == [0, 0, 0, 0]
+        assert codes("a", "a", "a") == [7, 7, 7, 7]
+        assert not entries(live)
+
+
+def test_a_request_without_a_message_has_at_most_the_bytes_of_a_frame(web: HttpClient) -> None:
+    def code(path: str, size: int, **headers: str) -> int:
+        return int(json.loads(web.ask("POST", path, b" " * size, **headers).body)["retCode"])
+
+    assert code("/eventmesh/topic/create", 4 * MIB) == 7  # it names no topic
+    assert code("/eventmesh/topic/create", 4 * MIB + 1) == 8
+    assert code("/", 4 * MIB + 1, code="206", version="1.0") == 8
+    assert code("/eventmesh/publish/long", 4 * MIB + 1) == 0
 
 
 def entries(live: LiveServer) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from babelbus.protocols.eventmesh.records import (
     text_of,
 )
 from babelbus.protocols.eventmesh.webhooks import Webhooks
+from babelbus.units import MIB
 from babelbus.wire import http
 from babelbus.wire.browsers import BrowserGuard, Refusal
 from babelbus.wire.http import HttpError, encode_response, parse_form, parse_query, percent_decode
@@ -43,6 +44,9 @@ HEARTBEAT = "203"
 SUBSCRIBE = "206"
 UNSUBSCRIBE = "207"
 REPLY = "301"
+
+PUBLISHING = frozenset((SEND_SYNC, BATCH, SEND_ASYNC, BATCH_V2, REPLY))
+"""The codes of requests with a message in them."""
 
 SUCCESS = 0
 OVERLOAD = 1
@@ -67,7 +71,10 @@ SEED_CODES: Final = {
 }
 """The codes of servers up to 1.5 in place of those since 1.6, where the two differ (11.1)."""
 
+CHANGES_AT_ONCE = 100
 FIELDS_MAX = 256
+LISTS_BYTES_MAX = 4 * MIB
+"""Longest body of a request that publishes nothing, as over TCP and gRPC: a list of a million topics is one."""
 BATCH_MAX = 10
 VERSIONS = ("1.0", "2.0")
 ANSWER_BYTES = 512
@@ -84,6 +91,8 @@ EVENT_FIELDS: Final = ("bizseqno", "uniqueid", "producergroup", "ttl", "tag")
 """Form fields of a publication that become properties."""
 
 OTHER_NAMES: Final = (("bizseqno", "bizSeqNo"), ("uniqueid", "uniqueId"))
+
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 _decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
@@ -232,8 +241,13 @@ class WebSession(IdleSession):
         self._caller = caller
         principal = None if caller is None else caller.principal
         try:
-            if request.path.startswith(URI_PREFIX):
-                return self._uri(request, request.path, principal)
+            path = request.path
+            publishes = path.startswith(PUBLISH_PATH) or request.headers.get("code", "") in PUBLISHING
+            if len(request.body) > LISTS_BYTES_MAX and not publishes:
+                text = f"the body has {len(request.body)} bytes, {LISTS_BYTES_MAX} is the limit of this request"
+                raise _RefusedError(BODY_SIZE_ERROR, text)
+            if path.startswith(URI_PREFIX):
+                return self._uri(request, path, principal)
             asked = _read(request, principal)
             pid = asked.get("pid")
             if pid and not (pid.isascii() and pid.isdigit()):
@@ -325,7 +339,7 @@ class WebSession(IdleSession):
         return DONE, lambda: self._encode_result(asked.request, SUCCESS, "success")
 
     def _subscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        items = _read_items(asked.need("topic"))
+        items = self._check_count(_read_items(asked.need("topic")))
         group = asked.need("consumerGroup", "consumergroup")
         url, principal = asked.need("url"), asked.principal
         saved = self._save_webhook(group, items, url, asked.get("idc"), asked.get("pid"), principal)
@@ -347,7 +361,7 @@ class WebSession(IdleSession):
             return Promise.refused(error)
 
     def _unsubscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        topics = [item.topic for item in _read_items(asked.need("topic"))]
+        topics = [item.topic for item in self._check_count(_read_items(asked.need("topic")))]
         group = asked.need("consumerGroup", "consumergroup")
         url, principal = asked.need("url"), asked.principal
         saved = self._webhooks.unsubscribe(group, topics, url, asked.get("pid"), principal)
@@ -412,11 +426,12 @@ class WebSession(IdleSession):
         action = path.removeprefix(URI_PREFIX).rstrip("/")
         if action in ("subscribe/local", "subscribe/remote"):
             body = _read_uri_body(request)
-            saved = self._save_webhook(body.consumerGroup, _items(body.topic), body.url, principal=principal)
+            items = _items(self._check_count(body.topic))
+            saved = self._save_webhook(body.consumerGroup, items, body.url, principal=principal)
             return saved, lambda: self._encode_outcome(request, saved, SUBSCRIBE_ERROR)
         if action in ("unsubscribe/local", "unsubscribe/remote"):
             body = _read_uri_body(request)
-            topics = [item.topic for item in _items(body.topic)]
+            topics = [item.topic for item in _items(self._check_count(body.topic))]
             saved = self._webhooks.unsubscribe(body.consumerGroup, topics, body.url, "", principal)
             return saved, lambda: self._encode_outcome(request, saved, UNSUBSCRIBE_ERROR)
         if action in ("topic/create", "topic/delete"):
@@ -455,17 +470,28 @@ class WebSession(IdleSession):
     def _change_topics(
         self, request: http.Request, action: str, principal: Identity | None
     ) -> tuple[Promise, Callable[[], bytes]]:
-        limit = self._hub.settings.subscriptions_max
-        names = text_of(_object(request.body).get("topic", "")).split(";", limit)
+        text = text_of(_object(request.body).get("topic", ""))
+        names = self._check_count(text.split(";", self._hub.settings.subscriptions_max))
         if not all(names):
             raise _RefusedError(BODY_ERROR, "topic is missing")
-        if len(names) > limit:  # before any is made: each takes a turn of its own
-            raise _RefusedError(BODY_ERROR, f"more than {limit} topics are named, which is the limit")
-        if action == "topic/create":
-            changed = all_of([Work(self._hub.create_topic(name, principal)) for name in names])
-        else:
-            changed = all_of([self._hub.remove_topic(name, principal) for name in names])
+        create, remove = self._hub.create_topic, self._hub.remove_topic
+
+        def change(name: str) -> Promise:
+            return Work(create(name, principal)) if action == "topic/create" else remove(name, principal)
+
+        changed = Work(_change_each(names, change))
         return changed, lambda: self._encode_outcome(request, changed, RUNTIME_ERROR)
+
+    def _check_count(self, items: list[T]) -> list[T]:
+        """Return a list that one request may have: each item of it takes its time, and room.
+
+        Raises:
+            _RefusedError: it is too long.
+        """
+        limit = self._hub.settings.subscriptions_max
+        if len(items) > limit:
+            raise _RefusedError(BODY_ERROR, f"more than {limit} topics are named, which is the limit")
+        return items
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -526,6 +552,22 @@ _HANDLERS: Final[dict[str, Callable[[WebSession, _Asked], tuple[Promise, Callabl
     REPLY: WebSession._reply,
 }
 """No methods of one session: they would hold it, and what it has received, until the cycle collector runs."""
+
+
+async def _change_each(names: Sequence[str], change: Callable[[str], Promise]) -> None:
+    """Run the change of each topic, some at a time: ten thousand that begin together would hold all other clients up.
+
+    Raises:
+        BabelbusError: the first failure; the other topics are changed all the same.
+    """
+    errors: list[BabelbusError] = []
+    for at in range(0, len(names), CHANGES_AT_ONCE):
+        some = all_of(list(map(change, names[at : at + CHANGES_AT_ONCE])))
+        await settled(some)
+        if some.error is not None:
+            errors.append(some.error)
+    if errors:
+        raise errors[0]
 
 
 def credentials_of(request: http.Request) -> Given:
