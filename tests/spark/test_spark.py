@@ -1,4 +1,4 @@
-"""What only a real Spark can tell: that it finds the source, hands over options and filters, and reads rows."""
+"""What only a real Spark can tell: that it finds the source, hands over options, and reads rows."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -116,27 +116,18 @@ def test_a_damaged_segment_fails_the_query_with_file_and_offset(spark: SparkSess
         read(spark, folder).collect()
 
 
-def test_filters_choose_what_is_read_when_spark_hands_them_over(spark: SparkSession, folder: Folder) -> None:
-    for number in range(4):
-        records = [Record(b"%d" % n, timestamp=NOW + 10 * number + n) for n in range(10)]
-        folder.add(records, partition=number)
-    # Nobody may read these: a task that does fails.
-    content = bytearray(folder.file().read_bytes())
-    content[content.index(b"\x012\0") + 1] ^= 1
-    folder.file().write_bytes(content)
-    condition = "partition in (1, 2, 3) and offset >= 7 and topic = 'news' and value <> binary('8')"
-    late = "timestamp >= timestamp_millis(1700000000038) and key is null and partition > 0"
-    frame = read(spark, folder, maxRecordsPerPartition=3)
-    with pytest.raises(PythonException, match="bad record"):
-        frame.where(condition).collect()
-    with setting(spark, PUSH_DOWN, "true"):
-        rows = frame.where(condition).collect()
-        assert sorted((row.partition, row.offset) for row in rows) == [(n, at) for n in (1, 2, 3) for at in (7, 9)]
-        assert [(row.partition, row.offset) for row in frame.where(late).orderBy("offset").collect()] == [
-            (3, 8),
-            (3, 9),
-        ]
-        assert frame.where("topic = 'other'").count() == 0
+@pytest.mark.parametrize("push_down", ["false", "true"])
+def test_a_frame_that_is_used_with_several_filters_has_all_rows(
+    spark: SparkSession, folder: Folder, push_down: str
+) -> None:
+    folder.add(numbered(100))
+    with setting(spark, PUSH_DOWN, push_down):
+        frame = read(spark, folder)
+        assert values(frame.where("offset < 10")) == told(*range(10))
+        assert values(frame) == told(*range(100))
+        both = frame.where("offset < 10").union(frame.where("partition = 0 and offset >= 95"))
+        assert values(both) == told(*range(10), *range(95, 100))
+        assert values(frame.where("timestamp < timestamp_millis(-1)")) == []
 
 
 def test_a_folder_and_its_server_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:

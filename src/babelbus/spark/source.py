@@ -46,7 +46,6 @@ class BabelbusDataSource(DataSource):
         Raises:
             OptionError, SchemaError: an option or a column is wrong.
         """
-        from babelbus.spark.filters import FilteringReader, is_push_down
         from babelbus.spark.reader import BatchReader
 
         if is_state(self.options):
@@ -55,8 +54,7 @@ class BabelbusDataSource(DataSource):
             check_state_schema(schema)
             return StateReader(parse_state(self.options, "batch"), schema)
         check_schema(schema)
-        options = parse(self.options, "batch")
-        return FilteringReader(options, schema) if is_push_down() else BatchReader(options, schema)
+        return BatchReader(parse(self.options, "batch"), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a stream.
