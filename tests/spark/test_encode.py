@@ -218,6 +218,30 @@ def test_dead_letters_say_why_and_keep_what_they_can() -> None:
     assert dict(found["dead", 0][5].headers)[b"dead-bytes"] == b"5000"
 
 
+def not_utf8(column: pa.Array) -> pa.Array:
+    """Spark's strings can be any bytes, which Arrow takes over."""
+    raw = pa.array([text.encode().replace(b"!", b"\xff") for text in column.to_pylist()], pa.binary())
+    return pa.StringArray.from_buffers(len(raw), *raw.buffers()[1:])
+
+
+def test_rows_whose_texts_are_not_utf8_become_dead_letters() -> None:
+    topics, subjects, names = (not_utf8(pa.array(texts)) for texts in (["t!", "t", "t"], ["t", "t/!", "t"], "kk!"))
+    headers = pa.ListArray.from_arrays([0, 1, 2, 3], pa.StructArray.from_arrays([names, names], ["key", "value"]))
+    values = pa.array([b"1", b"2", b"3"])
+    batch = pa.RecordBatch.from_arrays([values, topics, subjects, headers], ["value", "topic", "subject", "headers"])
+    encoder = Encoder(options("", dead="dead"), partitions({"t": 1, "dead": 1}))
+    assert records(list(encoder.encode(batch, NOW))).keys() == {("dead", 0)}
+    found = records(list(encoder.encode(batch, NOW)))["dead", 0]
+    assert [dict(one.headers)[b"dead-reason"] for one in found] == [
+        b"its topic is not UTF-8",
+        b"its subject is not UTF-8",
+        b"the key of a header is not UTF-8",
+    ]
+    keys = pa.RecordBatch.from_arrays([not_utf8(pa.array(["t/!"])), pa.array([b"1"])], ["key", "value"])
+    with pytest.raises(RowRefusedError, match="its key is not UTF-8"):
+        list(Encoder(options(to_state=True), partitions({"t": 1})).encode(keys, NOW))
+
+
 def test_the_state_is_set_by_events_that_its_topic_retains() -> None:
     batch = chunk(
         [

@@ -16,6 +16,7 @@ from babelbus.records.arrow import encode_columns
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SUBJECT_HEADER
 from babelbus.records.format import HEADERS_MAX, RECORD_BYTES_MIN, RESERVED_HEADER_PREFIX, encode_batch
 from babelbus.records.record import Headers, Record, RecordBatch
+from babelbus.spark.decode import texts
 from babelbus.spark.errors import RowRefusedError
 from babelbus.spark.sink_options import Partitioning, SinkOptions
 
@@ -27,6 +28,7 @@ DEAD_REASON, DEAD_TOPIC, DEAD_TIME, DEAD_BYTES = b"dead-reason", b"dead-topic", 
 _DEAD_HEADERS = 4
 ANY_PARTITION = -1
 """Partition number of a row that names no partition."""
+_RAW_HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 GetKeys = Callable[[], Sequence[bytes | None]]
 
 _check_json = msgspec.json.Decoder().decode
@@ -110,7 +112,7 @@ class _Rows:
         self.refused: dict[int, str] = {}
         self.values = columns["value"].cast(pa.binary())
         self.keys = columns["key"].cast(pa.binary()) if "key" in columns else None
-        self.topics = None if options.topic else columns["topic"]
+        self.topics = None if options.topic else self._read_texts(columns["topic"], "topic")
         self.partitions = _numbers(columns["partition"], ANY_PARTITION) if "partition" in columns else None
         self.headers: list[Headers] | None = None
         if "headers" in columns and columns["headers"].null_count < self.count:
@@ -128,7 +130,7 @@ class _Rows:
             bare = pc.and_(self.values.is_null(), keyless).to_numpy(zero_copy_only=False)
             self._refuse(bare, "its value is null, which only removes a key, and it has none")
             if "subject" in columns:
-                self._take_subjects(columns["subject"], options.topic or columns["topic"])
+                self._take_subjects(self._read_texts(columns["subject"], "subject"), options.topic or self.topics)
         self.sizes = self._measure()
         for row in np.flatnonzero(self.sizes > options.record_bytes_max).tolist():
             self.refused.setdefault(row, f"it has {self.sizes[row]} bytes, the most are {options.record_bytes_max}")
@@ -137,14 +139,24 @@ class _Rows:
         for row in np.flatnonzero(wrong).tolist():
             self.refused.setdefault(row, reason)
 
+    def _read_texts(self, column: pa.Array, name: str) -> pa.Array:
+        """Return a column of texts, and refuse the rows that are not UTF-8: Spark's strings can be any bytes."""
+        given = column.cast(pa.binary())
+        read = texts(given)
+        other = pc.fill_null(pc.not_equal(read.cast(pa.binary()), given), False)
+        self._refuse(other.to_numpy(zero_copy_only=False), f"its {name} is not UTF-8")
+        return read
+
     def _read_headers(self, column: pa.Array) -> list[Headers]:
         rows: list[Headers] = []
-        for row, entries in enumerate(column.to_pylist()):
+        for row, entries in enumerate(column.cast(_RAW_HEADERS).to_pylist()):
             named = [entry for entry in entries or () if entry is not None and entry["key"] is not None]
-            headers = tuple((entry["key"].encode(), entry["value"]) for entry in named)
+            headers = tuple((entry["key"], entry["value"]) for entry in named)
             own = next((name for name, _ in headers if name.startswith(RESERVED_HEADER_PREFIX)), None)
             if len(named) < len(entries or ()):
                 self.refused.setdefault(row, "a header has no key")
+            elif not all(_is_utf8(name) for name, _ in headers):
+                self.refused.setdefault(row, "the key of a header is not UTF-8")
             elif own is not None:
                 self.refused.setdefault(row, f"header {own.decode()!r}: keys that begin with '$' are the server's own")
             elif len(headers) >= HEADERS_MAX:  # the server adds one
@@ -170,6 +182,7 @@ class _Rows:
     def _to_state(self, topic: str) -> None:
         """Build the events that a topic with retain="last" keeps: the key is the subject, the value is JSON."""
         assert self.keys is not None
+        self._read_texts(self.keys, "key")
         self.headers = []
         prefix, own = f"{topic}/".encode(), topic.encode()
         for row, (key, value) in enumerate(zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True)):
@@ -338,6 +351,14 @@ def _cut(sizes: I64) -> Iterator[tuple[int, int]]:
         stop = min(max(stop, start + 1), start + BATCH_RECORDS, count)
         yield start, stop
         start = stop
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _numbers(column: pa.Array, default: int) -> I64:
