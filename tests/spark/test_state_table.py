@@ -9,13 +9,16 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
+from babelbus.client import BlockingClient
 from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER, STATE_TOPIC
 from babelbus.core.state import log as state_log
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.tree import Testament
+from babelbus.records.columns import Columns
 from babelbus.spark import state_options, state_table
 from babelbus.spark.errors import OptionError, SchemaError
+from babelbus.spark.record_source import open_reach
 from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import HistoryGoneError, StateReader, StateStreamReader, state_schema
 from babelbus.storage.disk.log import Log
@@ -172,12 +175,42 @@ def test_what_is_replaced_while_the_table_is_read_is_read_too(
 ) -> None:
     change(live, a="1", b="1")
     options = by_path(live)
-    reader = StateReader(parse_state(options, "batch"), state_schema())
-    (task,) = reader.partitions()
-    change(live, b="2", a="2")
-    compact(live)
-    found = rows_of(list(reader.read(task)))
-    assert {row["key"]: row["value"] for row in found} == {"a": "2", "b": "2"}
+    reach = open_reach(parse_state(options).source.place)
+    read_on = reach.read
+
+    def replace_first(*what: Any) -> Iterator[Columns]:
+        monkeypatch.undo()
+        change(live, b="2", a="2")
+        compact(live)
+        return read_on(*what)
+
+    monkeypatch.setattr(reach, "read", replace_first)
+    assert values(options) == {"a": "2", "b": "2"}
+
+
+def test_a_stream_that_joins_the_state_sees_it_as_it_is_with_each_batch(
+    spark: SparkSession, live: LiveServer, place: dict[str, str]
+) -> None:
+    live.call(lambda: live.server.broker.create_topic("news", 1, {}, SERVER))
+    topic = {name: value for name, value in place.items() if name != "table"} | {"subscribe": "news"}
+    change(live, a="0")
+    state = spark.read.format("babelbus").options(**place).load()
+    joined = spark.readStream.format("babelbus").options(**topic).load().selectExpr("offset as at").crossJoin(state)
+    query = joined.writeStream.format("memory").queryName("joined").start()
+    try:
+        with BlockingClient(live.address, identity=live.admin) as client:
+            for number in range(3):
+                query.processAllAvailable()
+                change(live, a=str(number))
+                client.publish("news", b"")
+            query.processAllAvailable()
+        rows = spark.table("joined").orderBy("at").collect()
+        assert [row.value for row in rows] == ["0", "1", "2"]
+    finally:
+        query.stop()
+    assert [row.value for row in state.collect()] == ["2"]
+    change(live, a="3")
+    assert [row.value for row in state.collect()] == ["3"]
 
 
 def test_the_stream_has_each_change(live: LiveServer, place: dict[str, str]) -> None:

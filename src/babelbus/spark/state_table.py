@@ -84,12 +84,15 @@ def check_state_schema(schema: StructType) -> None:
 
 
 class StateTask(InputPartition):
-    """The one task that reads the state: offsets `first` to `end`. `now`: what comes meanwhile may be read too."""
+    """The one task that reads the state: offsets up to `end`, `None` for what there is when the task runs.
 
-    def __init__(self, place: Place, first: int, end: int, *, now: bool) -> None:
+    Spark plans a frame once and runs its tasks with each action, and with each batch of a stream that joins it.
+    """
+
+    def __init__(self, place: Place, end: int | None) -> None:
         super().__init__(None)
         self.place = place
-        self.first, self.end, self.now = first, end, now
+        self.end = end
 
 
 class StateReader(DataSourceReader):
@@ -112,10 +115,9 @@ class StateReader(DataSourceReader):
         reach = open_reach(place)
         bounds = reach.bounds(STATE_TOPIC, (PARTITION,))[PARTITION]
         end = self._end(reach, bounds)
-        now = end is None
         if end is not None:
             _check_history(place, end, gaps=False)
-        return [StateTask(place, bounds.first, bounds.end if end is None else end, now=now)]
+        return [StateTask(place, end)]
 
     def _end(self, reach: Reach, bounds: Bounds) -> int | None:
         """Return the offset behind the moment, `None` for now."""
@@ -149,14 +151,15 @@ class StateReader(DataSourceReader):
 def load(task: StateTask) -> _Values:
     """Read the log and return what it makes of the state; 1 to 2 us a record."""
     reach = open_reach(task.place)
+    bounds = reach.bounds(STATE_TOPIC, (PARTITION,))[PARTITION]
+    end = bounds.end if task.end is None else task.end
     values: _Values = {}
-    gaps = _replay(reach, task.first, task.end, values) or task.first > 0
-    if not task.now:
-        _check_history(task.place, task.end, gaps=gaps)  # once more: compaction may have come past
+    gaps = _replay(reach, bounds.first, end, values) or bounds.first > 0
+    if task.end is not None:
+        _check_history(task.place, end, gaps=gaps)  # once more: compaction may have come past
         return values
     # What compaction removed while we read was replaced by something behind; so that is read too, until nothing is
     # missing of what was read last.
-    end = task.end
     while gaps:
         following = reach.bounds(STATE_TOPIC, (PARTITION,))[PARTITION].end
         gaps = _replay(reach, end, following, values)
