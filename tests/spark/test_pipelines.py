@@ -77,6 +77,12 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ("raw: {topic", "1a: {topic", "sources: '1a' is no name"),
         ("raw: {topic", "spark: {topic", "sources.spark: the name is taken by the session"),
         ("  long: {sql", "  raw: {sql", "steps.raw: the name is taken by sources.raw"),
+        ("most: 10}", "most: }", "parameters.most: a text, a number, true or false is needed, not None"),
+        ("{maxOff", "{assign: [1], maxOff", "sources.raw.options.assign: a text, a number, true or false is needed"),
+        ("sources:", "spark: {a: {}}\nsources:", "spark.a: a text, a number, true or false is needed, not {}"),
+        ("most: 10}", "most: 10, on: 1}", ": line 3: the key True is no text: write it in quotes"),
+        ("most: 10}", "most: 2026-02-30}", ": line 3: '2026-02-30' is no timestamp: write a text in quotes"),
+        ("options: {", "options: &all {all: *all, ", ": a part of it contains itself"),
         ("{sql:", "{python: 'm:f', sql:", "steps.long: give exactly one of sql and python"),
         ("from: long", "from: short", "sinks.out.from: there is no source or step 'short'; there are: raw, long"),
         ("from: long", "from: long, mode: often", "sinks.out.mode: invalid enum value 'often'"),
@@ -109,11 +115,19 @@ def test_a_file_that_is_no_pipeline_is_refused(tmp_path: Path) -> None:
     assert "a pipeline is a mapping" in refused(tmp_path, "- 1")
     assert "has no variable 'pipeline'" in refused(tmp_path, "x = 1", "none.py")
     assert "ZeroDivisionError when the file is run: division by zero" in refused(tmp_path, "1 / 0", "zero.py")
+    assert "SystemExit when the file is run: 3" in refused(tmp_path, "raise SystemExit(3)", "exit.py")
+    listed = PYTHON.replace('"name"', '"steps": [], "name"')
+    assert load(write(tmp_path, listed, "empty.py")).pipeline.steps.keys() == {"first", "second"}
+    assert "steps: a mapping of names" in refused(tmp_path, listed.replace("[]", "[1]"), "listed.py")
     assert "ends in .yaml, .yml, .py" in refused(tmp_path, "", "one.toml")
     assert "no parameter 'colour' to set; there are: topic, most" in refused(tmp_path, GOOD, colour="red")
     assert "parameters.most: 'many' is no int, as 10 is" in refused(tmp_path, GOOD, most="many")
     with pytest.raises(PipelineError, match="there is no such file"):
         load(str(tmp_path / "missing.yaml"))
+    with pytest.raises(PipelineError, match="it is a folder: name a file in it"):
+        load(str(tmp_path))
+    (tmp_path / "binary.py").write_bytes(bytes(range(256)))
+    assert str(tmp_path / "binary.py") not in set(find(str(tmp_path)))
 
 
 PYTHON = '''
@@ -146,6 +160,7 @@ def test_the_functions_of_a_python_file_are_its_steps(tmp_path: Path) -> None:
 
 
 def test_a_yaml_file_takes_functions_from_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, "raise SystemExit(3)", "exit.py")
     write(tmp_path, "def keep(spark, raw): return raw\ndef wrong(raw): ...", "steps_of.py")
     text = GOOD.replace('{sql: "SELECT * FROM raw WHERE length(value) > ${most}"}', "{python: 'steps_of.py:keep'}")
     assert load(write(tmp_path, text)).functions["long"]("s", 5) == 5
@@ -154,6 +169,9 @@ def test_a_yaml_file_takes_functions_from_elsewhere(tmp_path: Path) -> None:
         ("steps_of.py:wrong", "the first parameter of its function must be 'spark'"),
         ("none.py:keep", "there is no file"),
         ("no_such_module:keep", "module 'no_such_module' cannot be imported"),
+        (".relative:keep", "module '.relative' cannot be imported: TypeError"),
+        ("exit.py:keep", "steps.long.python: exit.py: SystemExit when the file is run: 3"),
+        ("builtins:dict", "steps.long.python: 'builtins:dict' does not tell its parameters"),
         ("keep", "'keep' names no function"),
     ):
         assert told in refused(tmp_path, text.replace("steps_of.py:keep", old))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from babelbus.spark.errors import PipelineError
-from babelbus.spark.pipelines.model import Function, Pipeline, Scalar, Step, Wrong, fill, read
+from babelbus.spark.pipelines.model import Function, Pipeline, Scalar, Step, Wrong, check_scalars, fill, read
 
 SUFFIXES = (".yaml", ".yml", ".py")
 VARIABLE = "pipeline"
@@ -36,7 +36,8 @@ def load(file: str, settings: Mapping[str, str] | None = None) -> Loaded:
         PipelineError: the file cannot be read, or a field of it is wrong.
     """
     if not os.path.isfile(file):
-        raise PipelineError(file, "", "there is no such file")
+        is_folder = os.path.isdir(file)
+        raise PipelineError(file, "", "it is a folder: name a file in it" if is_folder else "there is no such file")
     if not file.endswith(SUFFIXES):
         raise PipelineError(file, "", f"a pipeline's file ends in {', '.join(SUFFIXES)}")
     try:
@@ -45,7 +46,8 @@ def load(file: str, settings: Mapping[str, str] | None = None) -> Loaded:
         given = _fill(given, settings or {})
         if module is not None and isinstance(given, dict):
             given.setdefault("description", (module.__doc__ or "").strip().partition("\n")[0])
-            given["steps"] = _own_steps(module, file) | (given.get("steps") or {})
+            own = given.get("steps") or {}
+            given["steps"] = _own_steps(module, file) | own if isinstance(own, dict) else own
         pipeline = read(given)
         functions = {
             name: _function(file, f"steps.{name}.python", step)
@@ -55,6 +57,8 @@ def load(file: str, settings: Mapping[str, str] | None = None) -> Loaded:
         _check_inputs(pipeline, functions)
     except Wrong as wrong:
         raise PipelineError(file, wrong.field, wrong.problem) from None
+    except RecursionError:
+        raise PipelineError(file, "", "a part of it contains itself, or its parts are nested too deeply") from None
     return Loaded(file, pipeline, functions)
 
 
@@ -68,7 +72,7 @@ def find(path: str) -> Iterator[str]:
         if entry.startswith(("_", ".")) or not os.path.isfile(file) or not entry.endswith(SUFFIXES):
             continue
         if entry.endswith(".py"):
-            with open(file, encoding="utf-8") as source:
+            with open(file, encoding="utf-8", errors="replace") as source:
                 if not any(line.startswith((f"{VARIABLE} ", f"{VARIABLE}:", f"{VARIABLE}=")) for line in source):
                     continue
         yield file
@@ -92,7 +96,7 @@ def load_module(file: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise Wrong("", f"{type(error).__name__} when the file is run: {error}") from error
     from pyspark.cloudpickle import register_pickle_by_value
@@ -105,9 +109,17 @@ def _read_yaml(file: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that is there twice: the last one would replace the first one in silence."""
+        """Refuses what YAML has and a pipeline cannot have, by its line."""
+
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ValueError, KeyError):
+                kind, line = node.tag.rpartition(":")[2], node.start_mark.line + 1
+                raise Wrong("", f"line {line}: {node.value!r} is no {kind}: write a text in quotes") from None
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            """Refuse a key that is there twice: the last one would replace the first one in silence."""
             seen: set[str] = set()
             for key, _ in node.value:
                 name = str(key.value)
@@ -115,7 +127,11 @@ def _read_yaml(file: str) -> Any:
                     line = key.start_mark.line + 1
                     raise Wrong("", f"line {line}: the key {name!r} is there twice: write it once")
                 seen.add(name)
-            return super().construct_mapping(node, deep)
+            mapping = super().construct_mapping(node, deep)
+            for key in mapping:
+                if not isinstance(key, str):
+                    raise Wrong("", f"line {node.start_mark.line + 1}: the key {key!r} is no text: write it in quotes")
+            return mapping
 
     with open(file, encoding="utf-8") as source:
         try:
@@ -137,6 +153,7 @@ def _fill(given: Any, settings: Mapping[str, str]) -> Any:
     parameters = given.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise Wrong("parameters", "a mapping of names to values is needed")
+    check_scalars("parameters", parameters)
     for name in settings:
         if name not in parameters:
             raise Wrong(
@@ -179,12 +196,15 @@ def _function(file: str, field: str, step: Step) -> Function:
         path = os.path.join(os.path.dirname(file), where)
         if not os.path.isfile(path):
             raise Wrong(field, f"there is no file {path}")
-        module = load_module(path)
+        try:
+            module = load_module(path)
+        except Wrong as wrong:
+            raise Wrong(field, f"{where}: {wrong.problem}") from wrong
     else:
         try:
             module = importlib.import_module(where)
-        except ImportError as error:
-            raise Wrong(field, f"module {where!r} cannot be imported: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise Wrong(field, f"module {where!r} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise Wrong(field, f"{where} has no function {name!r}")
@@ -200,7 +220,10 @@ def _check_inputs(pipeline: Pipeline, functions: Mapping[str, Function]) -> None
     known = {"spark", *pipeline.parameters, *pipeline.sources}
     for name, step in pipeline.steps.items():
         if step.python is not None:
-            parameters = inspect.signature(functions[name]).parameters
+            try:
+                parameters = inspect.signature(functions[name]).parameters
+            except ValueError:  # some of what is written in C
+                raise Wrong(f"steps.{name}.python", f"{step.python!r} does not tell its parameters") from None
             if not parameters or next(iter(parameters)) != "spark":
                 raise Wrong(f"steps.{name}.python", "the first parameter of its function must be 'spark', the session")
             for parameter in parameters.values():

@@ -119,6 +119,7 @@ def read(given: Any) -> Pipeline:
     for part, kind in _PARTS.items():
         if part in parts:
             parts[part] = _entries(parts[part], part, kind)
+    check_scalars("spark", parts.get("spark"))
     pipeline = _convert(parts, Pipeline, "")
     assert isinstance(pipeline, Pipeline)
     if not PIPELINE_NAME.fullmatch(pipeline.name):
@@ -179,6 +180,17 @@ def read_trigger(field: str, text: str) -> float | None:
         raise Wrong(field, f"{error}; or write asap or once") from None
 
 
+def check_scalars(field: str, given: Any) -> None:
+    """Check that the values of a mapping are texts, numbers, true or false.
+
+    Raises:
+        Wrong: a value is something else.
+    """
+    for name, value in given.items() if isinstance(given, dict) else ():
+        if not isinstance(value, Scalar):
+            raise Wrong(f"{field}.{name}", f"a text, a number, true or false is needed, not {value!r}")
+
+
 def _entries(given: Any, part: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise Wrong(part, f"a mapping of names to {part} is needed")
@@ -186,6 +198,8 @@ def _entries(given: Any, part: str, kind: type[msgspec.Struct]) -> dict[str, Any
     for name, fields in given.items():
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise Wrong(part, f"{name!r} is no name: letters, digits and '_', a letter first")
+        if isinstance(fields, dict):
+            check_scalars(f"{part}.{name}.options", fields.get("options"))
         found[name] = _convert(fields, kind, f"{part}.{name}")
     return found
 
