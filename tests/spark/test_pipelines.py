@@ -77,6 +77,7 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ("raw: {topic", "1a: {topic", "sources: '1a' is no name"),
         ("raw: {topic", "spark: {topic", "sources.spark: the name is taken by the session"),
         ("  long: {sql", "  raw: {sql", "steps.raw: the name is taken by sources.raw"),
+        ("  long: {sql", "  RAW: {sql", "steps.RAW: SQL takes it for sources.raw"),
         ("most: 10}", "most: }", "parameters.most: a text, a number, true or false is needed, not None"),
         ("{maxOff", "{assign: [1], maxOff", "sources.raw.options.assign: a text, a number, true or false is needed"),
         ("sources:", "spark: {a: {}}\nsources:", "spark.a: a text, a number, true or false is needed, not {}"),

@@ -221,11 +221,15 @@ def _convert(value: Any, kind: Any, field: str) -> Any:
 
 def _check_names(pipeline: Pipeline) -> None:
     seen: dict[str, str] = {"spark": "the session"}
+    tables: dict[str, str] = {}
     for part in ("parameters", "sources", "steps"):
         for name in getattr(pipeline, part):
+            field = f"{part}.{name}"
             if name in seen:
-                raise Wrong(f"{part}.{name}", f"the name is taken by {seen[name]}")
-            seen[name] = f"{part}.{name}"
+                raise Wrong(field, f"the name is taken by {seen[name]}")
+            seen[name] = field
+            if part != "parameters" and tables.setdefault(name.lower(), field) != field:
+                raise Wrong(field, f"SQL takes it for {tables[name.lower()]}: capitals make no difference there")
 
 
 def _one_of(field: str, given: msgspec.Struct, kinds: tuple[str, ...]) -> str:
