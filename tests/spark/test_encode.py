@@ -50,7 +50,7 @@ def chunk(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def partitions(counts: dict[str, int]) -> encode.CountPartitions:
-    def count(topic: str) -> int:
+    def count(topic: str, least: int) -> int:
         if topic not in counts:
             raise NoPlaceError(f"there is no topic {topic!r}")
         return counts[topic]

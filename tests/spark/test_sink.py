@@ -23,7 +23,14 @@ from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
 from babelbus.spark.connection import connection
 from babelbus.spark.encode import DEAD_REASON, DEAD_TIME, DEAD_TOPIC
-from babelbus.spark.errors import OptionError, OutputModeError, SchemaError, SinkOwnerError, TargetError
+from babelbus.spark.errors import (
+    OptionError,
+    OutputModeError,
+    RowRefusedError,
+    SchemaError,
+    SinkOwnerError,
+    TargetError,
+)
 from babelbus.spark.options import Place
 from babelbus.spark.sink import Staged, Target, abort, check_targets, commit, stage
 from babelbus.spark.sink_options import parse_sink
@@ -167,6 +174,35 @@ def test_another_attempt_puts_the_rows_of_a_batch_where_the_first_one_did(
     once, twice = found
     assert all(once)
     assert twice == [[*values, *values] for values in once]
+
+
+def test_partitions_that_a_topic_got_or_lost_are_known_at_once_where_it_matters(
+    live: LiveServer, client: BlockingClient
+) -> None:
+    topic = make(live, "growing", 2)
+    options = parse_sink({**place(live), "topic": topic, "txnId": topic}, "stream")
+
+    def publish(batch: int, *partitions: int) -> None:
+        rows = pa.record_batch({"value": [b"%d" % batch] * len(partitions), "partition": pa.array(partitions)})
+        commit(options, topic, batch, [stage(iter([rows]), options, Target(topic, batch))])
+
+    publish(0, 0, 1)
+    client.topics.alter(topic, {"partitions": 3})
+    publish(1, 0, 1, 2)
+    with pytest.raises(RowRefusedError, match="has partitions 0 to 2, not 3: drop the column partition"):
+        publish(2, 3)
+    publish(2, 2)
+    assert [[one.payload for one in stored(client, topic, number)] for number in range(3)] == [
+        [b"0", b"1"], [b"0", b"1"], [b"1", b"2"]
+    ]  # fmt: skip
+    client.topics.remove(topic)
+    make(live, topic)
+    with pytest.raises(RequestError, match="has partitions 0 to 0, not 1"):
+        publish(3, 0, 1)
+    with pytest.raises(RowRefusedError, match="has partitions 0 to 0, not 1: drop the column partition"):
+        publish(3, 0, 1)
+    publish(3, 0)
+    assert payloads(client, topic) == [b"3"]
 
 
 def test_a_save_with_an_id_is_done_once(spark: SparkSession, live: LiveServer, client: BlockingClient) -> None:

@@ -38,8 +38,11 @@ class NoPlaceError(Exception):
     """Nothing can be published to a topic; the text says why."""
 
 
-CountPartitions = Callable[[str], int]
-"""Gives how many partitions a topic has, or -1 if the server is to choose one; raises `NoPlaceError`."""
+CountPartitions = Callable[[str, int], int]
+"""Returns how many partitions a topic has, or -1 if the server is to choose one; raises `NoPlaceError`.
+
+The second argument is how many there must be for the rows: where fewer are remembered, the server is asked again.
+"""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -275,15 +278,15 @@ class Encoder:
                 yield topic, chosen
 
     def _of_topic(self, rows: _Rows, topic: str, chosen: I64) -> Iterator[Piece]:
+        named = rows.partitions
         try:
-            count = self._count_partitions(topic)
+            count = self._count_partitions(topic, 0 if named is None else int(named[chosen].max()) + 1)
         except NoPlaceError as error:
             rows.refused |= dict.fromkeys(chosen.tolist(), str(error))
             return
         if count < 0:
             yield Piece(topic, ANY_PARTITION, list(rows.encode(chosen)))
             return
-        named = rows.partitions
         if named is not None:
             wrong = (named[chosen] < ANY_PARTITION) | (named[chosen] >= count)
             for row in chosen[wrong].tolist():
@@ -306,7 +309,7 @@ class Encoder:
         if not topic:
             raise RowRefusedError(reason, "with the option deadLetterTopic such rows go there")
         try:
-            count = self._count_partitions(topic)
+            count = self._count_partitions(topic, 0)
         except NoPlaceError as error:
             raise RowRefusedError(reason, f"option deadLetterTopic: {error}") from None
         letters = [self._letter(rows, row, reason) for row, reason in sorted(rows.refused.items())]

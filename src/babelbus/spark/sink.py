@@ -126,6 +126,7 @@ def stage(
                 task.stage(chunk)
             task.writer.drain()
         except BaseException:
+            _known.clear()  # it may be wrong: a topic may have been made again, with fewer partitions
             task.give_up()
             raise
     told.records, told.dead = task.writer.staged.records, task.encoder.dead
@@ -168,12 +169,12 @@ class _Task:
         except BabelbusError as error:
             log.warning("a part of batch %d was not dropped: %s", self._target.batch_id, error)
 
-    def _count_partitions(self, topic: str) -> int:
+    def _count_partitions(self, topic: str, least: int) -> int:
         if not self._must_know:
             return -1
         at, now = (self._options.place.address, topic), self._clock.monotonic()
         known = _known.get(at)
-        if known is None or now - known[0] > KNOWN_SECONDS:
+        if known is None or known[1] < least or now - known[0] > KNOWN_SECONDS:
             known = _known[at] = now, count_partitions(self.writer, topic)
         return known[1]
 
