@@ -1,6 +1,7 @@
 """The sink on a real Spark and a real server: what is written, once, and what is refused."""
 
 import logging
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -410,6 +411,25 @@ def test_a_lost_checkpoint_is_told_from_batches_that_were_published(
     assert len(stored(client, target)) == 10
     run(rows, live, tmp_path / "three", topic=target, delivery="at-least-once")
     assert len(stored(client, target)) == 20
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused(
+    spark: SparkSession, live: LiveServer, client: BlockingClient, tmp_path: Path
+) -> None:
+    source, target = make(live, "restored"), make(live, "restored copy")
+    rows = follow(spark, live, source).select("value")
+    client.publish_many(source, numbered(10))
+    run(rows, live, tmp_path / "checkpoint", topic=target, txnId="restored")
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
+    for first in (10, 20):
+        client.publish_many(source, numbered(10, first=first))
+        run(rows, live, tmp_path / "checkpoint", topic=target, txnId="restored")
+    client.publish_many(source, numbered(10, first=30))
+    # Its batch 1 has 30 records now, and had 10.
+    with pytest.raises(StreamingQueryException, match=r"batch 1 comes again, and a later batch .* was published"):
+        run(rows, live, tmp_path / "old", topic=target, txnId="restored")
+    run(rows, live, tmp_path / "checkpoint", topic=target, txnId="restored")
+    assert payloads(client, target) == [b"%d" % n for n in range(40)]
 
 
 OPTIONS = {"url": "jebp://127.0.0.1:5320", "identity": "key"}

@@ -80,6 +80,18 @@ class SinkOwnerError(SparkError):
         self.transaction, self.owner = transaction, owner
 
 
+class OldCheckpointError(SparkError):
+    """A stream runs a batch again although a later one was published: what it reads now may not have been in it."""
+
+    def __init__(self, transaction: str, batch_id: int) -> None:
+        super().__init__(
+            f"batch {batch_id} comes again, and a later batch of the transaction id {transaction!r} was published: the"
+            " checkpoint is an old copy, or has lost its end. Go on with the newer checkpoint, or give another txnId"
+            " and what was published since is published again"
+        )
+        self.transaction, self.batch_id = transaction, batch_id
+
+
 class PipelineError(SparkError):
     """A pipeline's file is wrong, or what it asks for is not possible."""
 

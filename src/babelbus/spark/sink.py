@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from babelbus.client import BabelbusError, BlockingClient, RequestError
 from babelbus.clients.jebp import BlockingPartWriter
 from babelbus.clock import Clock, SystemClock
-from babelbus.protocols.jebp.messages import PartRecords
+from babelbus.protocols.jebp.messages import BatchCommitted, PartRecords
 from babelbus.records.format import encode_payloads
 from babelbus.spark.connection import connection
-from babelbus.spark.errors import SinkOwnerError, TargetError
+from babelbus.spark.errors import OldCheckpointError, SinkOwnerError, TargetError
 from babelbus.spark.options import Place
 from babelbus.spark.python import keep_imports
 from babelbus.spark.sink_options import SinkOptions
@@ -213,7 +213,7 @@ def count_partitions(writer: BlockingPartWriter, topic: str, *, to_state: bool =
 
 def commit(
     options: SinkOptions, transaction: str, batch_id: int, messages: Sequence[WriterCommitMessage | None]
-) -> None:
+) -> BatchCommitted:
     """Publish what the tasks staged, all or none of it; a batch that was published before is not published again.
 
     Raises:
@@ -237,6 +237,7 @@ def commit(
     dead = sum(one.dead for one in told)
     if dead:
         log.warning("batch %d: %d rows became dead letters in %r", batch_id, dead, options.dead_letter_topic)
+    return done
 
 
 def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -315,12 +316,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage(iterator, self._options, target)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish what the tasks staged."""
+        """Publish what the tasks staged.
+
+        Raises:
+            OldCheckpointError: a later batch was published before.
+            SinkOwnerError, BabelbusError: see `commit`.
+        """
         told = [one for one in messages if isinstance(one, Staged)]
         transaction = self._options.transaction or next((one.transaction for one in told), "")
         assert all((one.transaction, one.batch_id) == (transaction, batchId) for one in told)
-        if transaction:
-            commit(self._options, transaction, batchId, messages)
+        if transaction and commit(self._options, transaction, batchId, messages).records < 0:  # a later one was there
+            raise OldCheckpointError(transaction, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop what the tasks staged."""
