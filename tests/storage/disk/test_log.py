@@ -181,6 +181,26 @@ def test_compaction_keeps_the_last_of_each_segment_and_the_tombstone_that_takes_
     assert kept(log) == [(1, b"2"), (2, None), (4, b"3")]
 
 
+def test_a_segment_that_is_sealed_while_compaction_runs_waits_for_the_next_one() -> None:
+    files = FaultyFiles()
+    log = open_log(files, COMPACT)
+    append(log, [keyed("a", b"0"), keyed("x", b"1")])
+    log.roll()
+    append(log, [keyed("b", b"2")])
+
+    def publish(operation: str, path: str) -> None:
+        if operation == "flush":  # what comes from here on is not durable for this compaction
+            files.before_call = lambda operation, path: None
+            append(log, [keyed("a", b"3"), keyed("b", b"4"), keyed("y", b"5")])
+            log.roll()
+
+    files.before_call = publish
+    log.clean(NOW)
+    assert kept(log) == [(number, b"%d" % number) for number in range(6)]
+    log.clean(NOW)
+    assert kept(log) == [(number, b"%d" % number) for number in (1, 3, 4, 5)]
+
+
 def test_a_damaged_segment_is_left_alone_by_compaction_and_its_tombstones_stay() -> None:
     files = FaultyFiles()
     log = open_log(files, COMPACT)

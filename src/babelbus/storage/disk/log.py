@@ -81,7 +81,7 @@ def _compact(partition: AppendLog, settings: LogSettings, now_ms: int) -> None:
     last: dict[bytes, int] = {}
     staying: set[bytes] = set()
     whole = []
-    for segment in replacing:
+    for number, segment in enumerate(replacing):
         try:
             for columns in _chunks(partition, segment, durable):
                 last.update((key, offset) for offset, key, _ in iterate_keys(columns) if key is not None)
@@ -90,7 +90,7 @@ def _compact(partition: AppendLog, settings: LogSettings, now_ms: int) -> None:
             # It keeps everything, so no tombstone may go that takes back what it says.
             tombstones_until_ms = 0
             continue
-        if segment.sealed:
+        if number < len(sealed):  # the open one may be sealed by now, and has records behind `durable`
             whole.append(segment)
     until = min(replacing[-1].next_offset, durable)
     for segment in whole:
