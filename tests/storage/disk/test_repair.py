@@ -476,6 +476,30 @@ def test_a_power_loss_anywhere_in_a_repair_loses_nothing() -> None:
     assert step > 50
 
 
+def test_a_repair_that_is_killed_leaves_no_derived_files_of_a_lost_log_beside_another_one() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    for base in (0, 200, 400):
+        log.roll()
+        append(log, [Record(b"%d" % number, timestamp=NOW) for number in range(base, base + 200)])
+    log.close()
+    before = raw_records(files)
+    files.unlink(path_of(200))
+
+    def kill(operation: str, path: str) -> None:
+        if operation == "flush_folder" and files.exists(path_of(200)):  # the log behind it has taken its name
+            raise PowerCutError
+
+    files.before_call = kill
+    with pytest.raises(PowerCutError):
+        repair_folder(files, DATA)
+    files.before_call = lambda operation, path: None
+    files.kill()
+    repaired(files)
+    assert raw_records(files) == {offset: data for offset, data in before.items() if not 200 <= offset < 400}
+    assert_goes_on(files, 600)
+
+
 def test_a_log_that_is_appended_to_has_no_problems() -> None:
     files = FaultyFiles()
     log = open_log(files, LogSettings(segment_bytes=50_000))

@@ -246,9 +246,11 @@ class _Mender:
                 continue
             if each.following is None:
                 self._seal_last(each)
+            renamed = f"{self._folder}/{base_name(end)}"
             for suffix in DERIVED_SUFFIXES:
                 files.unlink(each.path + suffix)
-            files.rename(f"{each.path}.log", f"{self._folder}/{base_name(end)}.log")
+                files.unlink(renamed + suffix)  # of a log that is lost
+            files.rename(f"{each.path}.log", f"{renamed}.log")
             files.flush_folder(self._folder)
             log.warning("%s.log: named %s.log, since offsets %d to %d in front of it are lost",
                         each.path, base_name(end), end, each.base - 1)  # fmt: skip
