@@ -23,6 +23,7 @@ from babelbus.listening.certificates import Certificates
 from babelbus.server import edges
 from babelbus.server.member import Member
 from babelbus.server.own_listeners import open_listeners
+from tests.server.test_descriptors import ROOM, limited
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.http import ResponseDecoder
 from tests.support.jebp import Caller, create, create_topic, said
@@ -267,3 +268,24 @@ def test_a_member_relays_every_listener_the_administration_too(
                     assert int(data.split(b" ", 2)[1]) == status, (name, data[:200])
             assert b"babelbus_links 1.0" in data or name == "zbus"
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_clients_of_a_member_leave_descriptors_to_the_administration(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(LiveServer(configured(tmp_path / "owner", processes=1)))
+        live.run(lambda: live.server.core_end.listen("127.0.0.1", 0))
+        addresses = stack.enter_context(member(live, configured(tmp_path / "other")))
+        stack.enter_context(limited((len(os.listdir("/proc/self/fd")) + ROOM) * 4 // 3))
+
+        def dial(name: str) -> socket.socket:
+            return stack.enter_context(socket.create_connection(addresses[name], SAFETY_NET_SECONDS))
+
+        def is_refused() -> bool:
+            with contextlib.suppress(ConnectionResetError):
+                return not dial("jebp").recv(100)
+            return True
+
+        assert any(is_refused() for _ in range(ROOM))
+        client = dial("admin")
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")

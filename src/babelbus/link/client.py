@@ -75,6 +75,8 @@ class EdgeListener(msgspec.Struct, frozen=True):
     tls: Tls | None = None
     handshake_seconds: float = 10.0
     fronts: Fronts | None = None
+    is_admin: bool = False
+    """Whether clients may take the descriptors that are kept for the administration."""
 
 
 class Client(asyncio.Protocol):

@@ -423,7 +423,7 @@ class Edge:
         self._accepted += 1
         self._open_count += 1
         connection = client.raw.get_extra_info("socket")
-        if connection is not None and is_reserved(connection.fileno()):
+        if connection is not None and is_reserved(connection.fileno(), is_admin=client.listener.is_admin):
             self._refuse(client, "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return False
         if self._link is not None and not self._core_stops:

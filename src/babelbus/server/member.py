@@ -34,7 +34,7 @@ from babelbus.protocols.registry import LATE_MODULES
 from babelbus.protocols.service import CONF_NAME
 from babelbus.server.app import Server
 from babelbus.server.identities import bring_keys
-from babelbus.server.own_listeners import openings_of
+from babelbus.server.own_listeners import ADMIN, openings_of
 from babelbus.server.stores import import_jetstream, in_daemon
 from babelbus.server.waiting_room import WaitingRoom
 from babelbus.storage.disk import LOCK_NAME
@@ -56,7 +56,6 @@ CONNECT_AGAIN_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 TAKE_AGAIN_SECONDS = 1.0
 """How soon a member tries again to own that could not open the streams."""
-ADMIN = "admin"
 CORE_MODULES = ("babelbus.web.admin", "babelbus.web.api", "babelbus.server.views", *LATE_MODULES)
 """Loaded by a core when it needs them."""
 
@@ -207,7 +206,8 @@ class Member:
                 self.addresses[one.name] = "{}:{}".format(*self._ports[one.name][0].getsockname()[:2])
             # Copies: the sockets listen on when the edge has closed its own, so nobody is refused in between.
             copies = [port.dup() for port in self._ports[one.name]]
-            listeners.append(EdgeListener(one.name, copies, tls, one.handshake_seconds))
+            is_admin = one.name == ADMIN
+            listeners.append(EdgeListener(one.name, copies, tls, one.handshake_seconds, is_admin=is_admin))
         self._certificates.watch()
         self._edge = Edge(
             self.name,

@@ -7,6 +7,7 @@ from babelbus.listening.openings import Opening
 from babelbus.listening.sockets import open_sockets
 from babelbus.protocols.registry import openings
 
+ADMIN = "admin"
 BACKLOG = 1024
 
 
@@ -21,7 +22,7 @@ def openings_of(config: Config) -> list[Opening]:
     if admin.enabled:
         found.append(
             Opening(
-                name="admin",
+                name=ADMIN,
                 host=admin.host,
                 port=admin.port,
                 section="admin",
@@ -44,7 +45,8 @@ async def open_listeners(config: Config, certificates: Certificates) -> list[Edg
         for one in openings_of(config):
             tls = one.make_tls(certificates)
             sockets = await open_sockets(one.host, one.port, BACKLOG)
-            listeners.append(EdgeListener(one.name, sockets, tls, one.handshake_seconds))
+            is_admin = one.name == ADMIN
+            listeners.append(EdgeListener(one.name, sockets, tls, one.handshake_seconds, is_admin=is_admin))
     except BaseException:
         for listener in listeners:
             for opened in listener.sockets:
