@@ -10,7 +10,7 @@ import pytest
 
 from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
-from babelbus.core.catalog import PARTITIONS_MAX, TopicExistsError, UnknownTopicError
+from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.record import Event
@@ -19,9 +19,9 @@ from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.core.topic import event_of
 from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.records.columns import decode_chunk, iterate
-from babelbus.storage.contract import Fit, LogSettings
+from babelbus.storage.contract import PARTITIONS_MAX, Fit, LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
-from babelbus.storage.errors import DiskError
+from babelbus.storage.errors import DiskError, TooManyFilesError
 from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.notes import DamagedNoteError
 from tests.storage.faults import FaultyFiles
@@ -169,6 +169,18 @@ def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(ma
         await bus.broker.close()
 
     test()
+
+
+@in_loop
+async def test_a_start_that_runs_out_of_files_blames_no_topic_for_it() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    bus.topic("news")
+    await bus.broker.close()
+    for suffix in ("settings.json", ".log"):
+        files.fail("open", errno.EMFILE, suffix=suffix)
+        with pytest.raises(TooManyFilesError, match="Too many open files"):
+            Bus(files)
 
 
 @pytest.mark.parametrize("suffix", ["settings.json.new", ".log"])

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -25,6 +26,7 @@ from babelbus.core.access import (
     name_of_owner,
     owner_of,
 )
+from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.backend import Backend
 from babelbus.core.partition import Partition, TopicClosedError
 from babelbus.core.quotas import Quotas
@@ -40,13 +42,12 @@ from babelbus.core.work import Work, Writer, settled
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage import notes
+from babelbus.storage.contract import PARTITIONS_MAX, PartitionLog, Store
 from babelbus.storage.contract import Catalog as CatalogStore
-from babelbus.storage.contract import PartitionLog, Store
+from babelbus.storage.errors import DiskError, LostPartitionError, TooManyFilesError
 from babelbus.storage.files import disk_error
 
 log = logging.getLogger(__name__)
-
-PARTITIONS_MAX = 1024
 
 T = TypeVar("T")
 
@@ -57,6 +58,12 @@ class TopicExistsError(BabelbusError):
 
 class UnknownTopicError(BabelbusError):
     """There is no topic of this name."""
+
+
+class UnknownEngineError(StorageError):
+    """Nothing says which engine has the records of a topic, or its settings name an engine that has none of them."""
+
+    retriable = False
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -131,41 +138,47 @@ class Catalog(TopicRights):
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def open(self) -> dict[str, str]:
+    def open(self, listed: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
         """Open every topic that is stored; finish removals that a crash cut short. Blocks: nobody is served yet.
 
-        A topic whose settings are damaged stays closed (`damaged_topics`): the others are served.
+        A topic of the data folder that cannot be opened stays closed (`damaged_topics`): the others are served.
+        `listed` are the numbers of partitions in the list of topics, which is written when a topic is whole. Such a
+        partition that is missing was lost; another one that is missing was never made, because of a crash.
 
         Returns the topics whose removal was finished: token -> name.
 
         Raises:
-            StorageError: a log cannot be opened.
+            StorageError: an engine beside the data folder cannot open a log, or no further file can be opened.
         """
         stored_topics: dict[str, _Kept] = {}
+        whole: dict[str, int] = {}
         for name in self._catalog.topics():
             try:
-                settings = self._load_settings(name)
-            except notes.DamagedNoteError as error:
-                log.error("topic %r is not opened, its name stays taken: %s", name, error)
-                self._topics.damaged[name] = error
+                kept = self._load_settings(name, listed.get(name, 0))
+                if kept is None:
+                    continue
+                engine = kept.settings.engine
+                stored = self._count_stored(name, engine)
+            except (OSError, notes.DamagedNoteError, UnknownEngineError) as error:
+                self._leave_closed(name, error)
                 continue
-            kept = settings or _Kept(1, self._defaults)  # the folder came from elsewhere
-            stored = self._stores[kept.settings.engine].partition_count(name)
-            if settings is None and not stored:
-                continue  # a crash cut its creation short: of the topic there is an empty folder
-            if stored < kept.partitions and kept.settings.engine != "memory":
+            if engine == "disk":
+                # The table of access is in no list, and an empty table would turn the gate off.
+                complete = kept.partitions if name == ACCESS_TOPIC else listed.get(name, 0)
+                whole[name] = max(stored, min(kept.partitions, complete))
+            missing = kept.partitions - whole.get(name, stored)
+            if missing > 0 and engine != "memory":
                 # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
                 log.error(
                     "topic %r: %d of its %d partitions are not there (engine %s) and begin anew, empty; "
                     "if they are somewhere else, stop the server now and name that place",
-                    name, kept.partitions - stored, kept.partitions, kept.settings.engine,
+                    name, missing, kept.partitions, engine,
                 )  # fmt: skip
-            kept = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
-            stored_topics[name] = kept
+            stored_topics[name] = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
         finished = self._catalog.removed()
         for token, name in finished.items():
             self._finish_removal(token, name, stored_topics)
-        self._open_topics(stored_topics)
+        self._open_topics(stored_topics, whole)
         names = {*self._topics, *self._topics.damaged}
         public = {name for name in names if not name.startswith(RESERVED_PREFIX)}
         self._table.replace(public)
@@ -177,8 +190,10 @@ class Catalog(TopicRights):
         """Remove what its engine still holds of a removed topic, then the rest.
 
         If that fails, the next start tries again. If `stored` has a topic of this name in the same engine, that topic
-        was created after the removal.
+        was created after the removal. If it cannot be opened, nobody knows, and all stays.
         """
+        if name in self._topics.damaged:
+            return
         try:
             content = self._catalog.load_removed(token)
             engine = "disk" if content is None else self._decode_settings(name, content).settings.engine
@@ -191,7 +206,38 @@ class Catalog(TopicRights):
             self._cut_short.add(name)
             log.warning("topic %r is removed, the next start tries again to erase its records: %s", name, error)
 
-    def _open_topics(self, stored: dict[str, _Kept]) -> None:
+    def _count_stored(self, name: str, engine: str) -> int:
+        """Return how many partitions of a topic an engine has.
+
+        Raises:
+            UnknownEngineError: none, and engine `disk` has some.
+            OSError, StorageError: the disk or the engine refused.
+        """
+        stored = self._stores[engine].partition_count(name)
+        if not stored and engine != "disk" and self._catalog.partition_count(name):
+            raise UnknownEngineError(
+                f"settings.json of topic {name!r} names engine {engine}, which has none of its records, and its folder "
+                "has records of engine disk: put the right copy of settings.json back, or move the numbered folders "
+                "away; start again"
+            )
+        return stored
+
+    def _leave_closed(self, name: str, error: OSError | StorageError) -> None:
+        """Record why a topic cannot be opened; its name stays taken.
+
+        Raises:
+            TooManyFilesError: that is why, so no topic is to blame.
+        """
+        if isinstance(error, OSError):
+            error = disk_error(error, f"reading {error.filename or 'its folder'}")
+        if isinstance(error, TooManyFilesError):
+            raise error
+        if not isinstance(error, notes.DamagedNoteError | UnknownEngineError | LostPartitionError):
+            error = DiskError(f"{error}; mend that ('babelbus check' names what is wrong), then start again")
+        log.error("topic %r is not opened, its name stays taken: %s", name, error)
+        self._topics.damaged[name] = error
+
+    def _open_topics(self, stored: dict[str, _Kept], whole: Mapping[str, int]) -> None:
         """Open the logs of topics, of some engines several at once."""
         pools: dict[str, ThreadPoolExecutor] = {}
         opening: dict[str, Future[list[PartitionLog]]] = {}
@@ -204,14 +250,20 @@ class Catalog(TopicRights):
                         pool = pools[backend.engine] = ThreadPoolExecutor(backend.fit.opens_at_once)
                     opening[name] = pool.submit(self._open_logs, backend, name, settings, range(kept.partitions))
             for name, kept in stored.items():
+                if kept.owner:
+                    self.quotas.restore(name_of_owner(kept.owner), "topics")
+                backend = self._backend(kept.settings.engine)
                 if name in opening:
                     logs = opening[name].result()
                 else:
-                    backend = self._backend(kept.settings.engine)
-                    logs = self._open_logs(backend, name, kept.settings, range(kept.partitions))
+                    try:
+                        logs = self._open_logs(backend, name, kept.settings, range(kept.partitions), whole.get(name, 0))
+                    except StorageError as error:
+                        if backend.store is not self._catalog:  # away, perhaps: a later start finds it
+                            raise
+                        self._leave_closed(name, error)
+                        continue
                 self._add_topic(name, kept, logs)
-                if kept.owner:
-                    self.quotas.restore(name_of_owner(kept.owner), "topics")
         finally:
             for pool in pools.values():
                 pool.shutdown(cancel_futures=True)
@@ -224,8 +276,11 @@ class Catalog(TopicRights):
         """
         assert name.startswith(RESERVED_PREFIX)
         topic = self._topics.get(name)
-        if topic is None:  # or damaged: nothing was lost, the settings are the server's own
-            self._topics.damaged.pop(name, None)
+        if topic is None:
+            damage = self._topics.damaged.get(name)
+            if damage is not None and not isinstance(damage, notes.DamagedNoteError):
+                raise StorageError(f"topic {name!r} cannot be opened: {damage}") from damage
+            self._topics.damaged.pop(name, None)  # nothing was lost, the settings are the server's own
             kept = _Kept(1, settings, _new_id())
             topic = self._add_topic(name, kept, self._store_topic(self._backend(settings.engine), name, kept))
             self._changed(name)
@@ -252,12 +307,32 @@ class Catalog(TopicRights):
             self._changed(name)
         return topic
 
-    def _load_settings(self, name: str) -> _Kept | None:
+    def _load_settings(self, name: str, listed: int) -> _Kept | None:
+        """Return what is stored of a topic that has so many partitions in the list of topics.
+
+        `None`: a crash cut its creation short, and there is an empty folder.
+
+        Raises:
+            DamagedNoteError, UnknownEngineError: the settings are damaged, or missing and nothing stands for them.
+            OSError: the disk refused.
+        """
         content = self._catalog.load_settings(name)
-        return None if content is None else self._decode_settings(name, content)
+        if content is not None:
+            return self._decode_settings(name, content)
+        if any(store.partition_count(name) for store in (self._catalog, self._stores[self._defaults.engine])):
+            return _Kept(max(listed, 1), self._defaults)  # the folder came from elsewhere
+        if not listed:
+            return None
+        raise UnknownEngineError(
+            f"settings.json of topic {name!r} is missing, and nothing else says which engine has its records: put a "
+            "copy of the file back, or give the topic up and remove its folder and its line in conf/topics; start again"
+        )
 
     def _decode_settings(self, name: str, content: bytes) -> _Kept:
-        advice = "put a copy of the file back, or remove the file: then the topic has the default settings; start again"
+        advice = (
+            "put a copy of the file back, or, if the topic has engine disk, remove the file: then it has the default "
+            "settings; start again"
+        )
         return notes.decode(content, _Kept, path=f"settings.json of topic {name!r}", advice=advice, bare=True)
 
     def _save_settings(self, name: str, kept: _Kept) -> None:
@@ -274,9 +349,9 @@ class Catalog(TopicRights):
         return backend
 
     def _open_logs(
-        self, backend: Backend, name: str, settings: TopicSettings, numbers: Iterable[int]
+        self, backend: Backend, name: str, settings: TopicSettings, numbers: Iterable[int], whole: int = 0
     ) -> list[PartitionLog]:
-        """Open the logs of some partitions of a topic. Blocks.
+        """Open the logs of some partitions of a topic; those below `whole` must be there, others are made. Blocks.
 
         Raises:
             StorageError: a log cannot be opened; all are closed.
@@ -285,7 +360,10 @@ class Catalog(TopicRights):
         opened: list[PartitionLog] = []
         try:
             for number in numbers:
-                opened.append(backend.store.open_partition(name, number, layout))  # noqa: PERF401  # some are closed again
+                if number < whole:
+                    opened.append(self._catalog.open_partition(name, number, layout, anew=False))
+                else:
+                    opened.append(backend.store.open_partition(name, number, layout))
         except (OSError, StorageError) as error:
             for partition_log in opened:
                 with contextlib.suppress(OSError, StorageError):

@@ -14,9 +14,9 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from babelbus.core.access import ADMIN_ROLE, ANONYMOUS, CLIENT_ROLE, Credential, Principal
-from babelbus.core.catalog import PARTITIONS_MAX
 from babelbus.core.subject import check_topic_name
 from babelbus.errors import ConfigError, InvalidTopicNameError
+from babelbus.storage.contract import PARTITIONS_MAX
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)

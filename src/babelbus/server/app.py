@@ -237,7 +237,8 @@ class Server:
             quotas=self.quotas,
             refused_engines=("disk", "db") if in_cluster else (),
         )
-        removed = set(self.broker.open().values())
+        listed = self._lists.read_topics()
+        removed = set(self.broker.open(listed).values())
         await self._open_gate(own_engine)
         state = self.config.state
         self.broker.open_state(
@@ -258,7 +259,7 @@ class Server:
         groups = self.config.groups
         self.broker.open_groups(self._files, self.folder, groups.commit_seconds, groups.read_ahead_bytes)
         self.topic_list = TopicList(self._lists, self.broker)
-        await self.topic_list.reconcile(self._lists.read_topics(), removed)
+        await self.topic_list.reconcile(listed, removed)
         self.broker.on_topics_changed = self._note_topic
         await self.topic_list.write().wait()
         self._watch_broker()

@@ -128,7 +128,7 @@ def move(
     """Move the partitions of a topic and compare them; return how many bytes of records were copied and compared."""
     copied = compared = 0
     for number in range(count):
-        disk = source.open_partition(name, number, layout)
+        disk = source.open_partition(name, number, layout, anew=False)
         try:
             if disk.recovery.bad:
                 path, bad = disk.recovery.bad[0]

@@ -44,6 +44,10 @@ class TopicList:
                 self._listed[name] = partitions
             elif topic is None:
                 if name not in removed:
+                    log.warning(
+                        "topic %r of the list of topics is not in the data folder: it is made, empty; if it had "
+                        "records, stop the server and put its folder back in the place of the new one", name
+                    )  # fmt: skip
                     await broker.create_topic(name, partitions, principal=SERVER)
             elif partitions > len(topic.partitions):
                 await broker.alter_topic(name, {"partitions": partitions}, SERVER)

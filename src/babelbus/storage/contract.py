@@ -9,6 +9,9 @@ from babelbus.config import LogLayout, StorageSettings
 from babelbus.records.record import RecordBatch
 from babelbus.storage.producers import Producers
 
+PARTITIONS_MAX = 1024
+"""The most partitions of a topic."""
+
 
 class BadRange(msgspec.Struct, frozen=True):
     """Bytes of a log that hold no good record, and the offsets that are lost with them (`next_offset` excluded)."""
@@ -225,6 +228,13 @@ class Store(Protocol):
 
 class Catalog(Store, Protocol):
     """A store that also knows the settings of the topics of all engines."""
+
+    def open_partition(self, topic: str, partition: int, settings: LogSettings, *, anew: bool = True) -> PartitionLog:
+        """Open a partition as its only writer; make it if it is missing, unless `anew` is false.
+
+        Raises:
+            LostPartitionError: it is missing and not to be made.
+        """
 
     def topics(self) -> list[str]:
         """Return the names of the topics, sorted."""

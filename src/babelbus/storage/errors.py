@@ -14,6 +14,16 @@ class DiskError(StorageError):
     """The disk or the database refused a read, a write or a flush."""
 
 
+class TooManyFilesError(DiskError):
+    """The process or the system has as many open files as it may have: no fault of the file."""
+
+
+class LostPartitionError(StorageError):
+    """Nothing is there of a partition that was stored: its first record would get an offset that was given before."""
+
+    retriable = False
+
+
 class BackendBusyError(StorageError):
     """The engine's queue of unwritten records is full: nothing was stored, try again when the engine has caught up."""
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from babelbus.errors import StorageError
-from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError
+from babelbus.storage.errors import DiskError, DiskFullError, FolderLockedError, TooManyFilesError
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -27,6 +27,8 @@ def disk_error(error: OSError, doing: str) -> StorageError:
     """Return the error of ours that stands for `error`, raised while `doing` (a few words that name the file)."""
     if error.errno in FULL_DISK_ERRNOS:
         return DiskFullError(f"{doing}: {error.strerror}")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return TooManyFilesError(f"{doing}: {error.strerror}")
     return DiskError(f"{doing}: {error.strerror or error}")
 
 
@@ -165,6 +167,9 @@ class LocalFiles:
         file = self.open(path, write=False)  # half the system calls of Python's `open`: a start reads many files
         try:
             return file.pread(file.size(), 0)
+        except OSError as error:
+            error.filename = path  # which only the opening of a file names
+            raise
         finally:
             file.close()
 

@@ -23,7 +23,7 @@ from babelbus.storage.disk.index import BLOCK_RECORDS
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, is_lost_page, open_segments
 from babelbus.storage.disk.segment import Segment, base_name
 from babelbus.storage.disk.segments import Segments
-from babelbus.storage.errors import DiskError, OffsetOutOfRangeError, StaleWriterError
+from babelbus.storage.errors import DiskError, LostPartitionError, OffsetOutOfRangeError, StaleWriterError
 from babelbus.storage.files import FileSystem, disk_error
 from babelbus.storage.producers import Producers
 
@@ -47,7 +47,15 @@ class AppendLog:
 
     is_owned = True
 
-    def __init__(self, files: FileSystem, folder: str, settings: LogSettings, clock: Clock) -> None:
+    def __init__(
+        self, files: FileSystem, folder: str, settings: LogSettings, clock: Clock, *, anew: bool = True
+    ) -> None:
+        """Open the log in a folder; make it if nothing is there, unless `anew` is false.
+
+        Raises:
+            LostPartitionError: nothing is there.
+            DiskFullError, DiskError: the disk refused.
+        """
         self._files = files
         self._folder = folder
         self._settings = settings
@@ -67,30 +75,32 @@ class AppendLog:
         self.producers = Producers()
         self.recovery = Recovery()
         self._compacted_until: int | None = None
-        self._recover()
+        self._recover(anew=anew)
         self._opened_at = self.next_offset
         if settings.cleanup == "compact":
             self._load_compaction()  # now: later an event loop asks
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
-        """Find the segments and read what no checkpoint vouches for.
-
-        Raises:
-            DiskFullError, DiskError: the disk refused.
-        """
+    def _recover(self, *, anew: bool) -> None:
+        """Find the segments and read what no checkpoint vouches for. Raises: as `__init__`."""
         try:
-            self._files.make_folder(self._folder)
-            self._open_segments()
+            if anew:
+                self._files.make_folder(self._folder)
+            self._open_segments(anew=anew)
         except OSError as error:
             raise disk_error(error, f"opening {self._folder}") from error
 
-    def _open_segments(self) -> None:
+    def _open_segments(self, *, anew: bool) -> None:
         opened = open_segments(self._files, self._folder, self.producers, self.recovery)
         self._segments = Segments(self._files, self._folder, opened.segments, self._lock)
         self._lost = opened.lost
         if not opened.segments:
+            if not anew and not self._files.exists(f"{self._folder}/{checkpoints.NAME}"):
+                raise LostPartitionError(
+                    f"{self._folder} is missing or empty: put a copy of the folder back, or let 'babelbus repair' "
+                    "begin the partition anew, then start again"
+                )
             self._segments.begin(0, durable=False)
             checkpoints.note(self._files, self._folder).write(self._mark().checkpoint)  # its flush covers the folder
             return

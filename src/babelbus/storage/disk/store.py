@@ -1,13 +1,16 @@
 """Where the topics of an engine lie: folders `<data>/topics/<topic>/<partition>/` (jebp.md, DECISION 30 and 42)."""
 
+import logging
 import secrets
 from urllib.parse import quote, unquote
 
 from babelbus.clock import Clock
 from babelbus.errors import InvalidTopicNameError
-from babelbus.storage.contract import Fit, LogSettings
+from babelbus.storage.contract import PARTITIONS_MAX, Fit, LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.files import FileSystem
+
+log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 """The lock file of a data folder: one process owns it."""
@@ -33,6 +36,21 @@ def folder_name(topic: str) -> str:
     return name
 
 
+def parse_number(name: str) -> int | None:
+    """Return the number of the partition whose folder has this name, `None` for another name."""
+    if not (name.isascii() and name.isdecimal()) or name != (name.lstrip("0") or "0"):
+        return None
+    return number if (number := int(name)) < PARTITIONS_MAX else None  # a copy may be named by its day
+
+
+def topic_of(folder: str) -> str | None:
+    """Return the topic whose folder has this name, `None` if no topic has."""
+    try:
+        return topic if folder_name(topic := unquote(folder)) == folder else None
+    except (InvalidTopicNameError, UnicodeEncodeError):
+        return None
+
+
 class FolderStore:
     """The topics below one folder of a file system; see `contract.Store`.
 
@@ -50,29 +68,41 @@ class FolderStore:
 
     def topics(self) -> list[str]:
         """Return the names of the topics that are stored, sorted."""
-        names = self._files.list_folder(self._folder)
-        return sorted(unquote(name) for name in names if not name.startswith("."))
+        found = []
+        for name in self._files.list_folder(self._folder):
+            if name.startswith("."):
+                continue
+            topic = topic_of(name)
+            if topic is None:
+                log.warning("%r in the folder of the topics is left alone: no topic has this name; move it away", name)
+            else:
+                found.append(topic)
+        return sorted(found)
 
     def removed(self) -> dict[str, str]:
         """Return the topics whose removal was cut short by a crash: token for `erase` -> name of the topic."""
         found = {}
         for token in self._files.list_folder(self._folder):
             if token.startswith(REMOVED_PREFIX):
-                inside = self._files.list_folder(f"{self._folder}/{token}")
+                try:
+                    inside = self._files.list_folder(f"{self._folder}/{token}")
+                except OSError as error:
+                    log.warning("%r in the folder of the topics is left alone: %s", token, error.strerror)
+                    continue
                 found[token] = unquote(inside[0]) if inside else ""
         return found
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions of a topic are stored."""
         names = self._files.list_folder(self._path(topic))
-        return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
+        return max((number + 1 for number in map(parse_number, names) if number is not None), default=0)
 
-    def open_partition(self, topic: str, partition: int, settings: LogSettings) -> Log:
-        """Open a partition as its only writer, or make it; see `contract.Store`."""
+    def open_partition(self, topic: str, partition: int, settings: LogSettings, *, anew: bool = True) -> Log:
+        """Open a partition as its only writer, or make it; see `contract.Catalog`."""
         path = f"{self._path(topic)}/{partition}"
         if path in self._writers:
             self._writers[path].fence_off()
-        opened = self._writers[path] = Log(self._files, path, settings, self._clock)
+        opened = self._writers[path] = Log(self._files, path, settings, self._clock, anew=anew)
         return opened
 
     def load_settings(self, topic: str) -> bytes | None:

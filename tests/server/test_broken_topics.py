@@ -1,0 +1,209 @@
+"""Starts on a data folder in which the files of one topic are broken: that topic is refused, the others are served."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from babelbus.core.access import SERVER, Principal
+from babelbus.core.broker import Broker
+from babelbus.core.catalog import TopicExistsError
+from babelbus.core.receipt import Receipt
+from babelbus.errors import StorageError
+from babelbus.server.app import Server
+from babelbus.web.server import health_reasons
+from tests.support.bus import done, events, in_loop, publish
+from tests.support.server import configure, running
+
+SETTINGS = "settings.json"
+LOG = "00000000000000000000.log"
+
+
+async def write(broker: Broker, name: str) -> list[Receipt]:
+    """Publish a record to every partition of a topic."""
+    return await done(publish(broker, events(*(b"%d" % number for number in range(100)), subject=name)))
+
+
+async def fill(folder: Path) -> None:
+    """Make topics of engine disk and db with records, and stop the server."""
+    async with running(configure(folder)) as server:
+        for name, partitions, engine in (("bad", 3, "disk"), ("good", 1, "disk"), ("rows", 1, "db")):
+            topic = await server.broker.create_topic(name, partitions, {"engine": engine}, principal=SERVER)
+            await write(server.broker, name)
+            assert all(partition.next_offset for partition in topic.partitions)
+
+
+async def check_closed(server: Server, name: str, reason: str, others: set[str]) -> None:
+    """Check that one topic is refused with a reason that says what to do, and that the other ones take records."""
+    broker = server.broker
+    assert list(broker.damaged_topics) == [name]
+    (told,) = health_reasons(server)
+    assert told.startswith(f"topic {name} is not open: ")
+    assert reason in told
+    assert told.endswith("start again")
+    with pytest.raises(TopicExistsError, match="cannot be opened"):
+        await broker.create_topic(name, principal=SERVER)
+    (refused,) = await write(broker, name)
+    assert isinstance(refused.error, StorageError)
+    for other in others:
+        assert not any(receipt.error for receipt in await write(broker, other))
+
+
+def put_file(path: Path) -> None:
+    """Put a file in the place of a folder."""
+    shutil.rmtree(path)
+    path.write_text("")
+
+
+def put_folder(path: Path) -> None:
+    """Put a folder in the place of a file."""
+    path.unlink()
+    path.mkdir()
+
+
+def put_loop(path: Path) -> None:
+    """Put a symbolic link that leads nowhere in the place of a folder."""
+    shutil.rmtree(path)
+    path.symlink_to(path)
+
+
+def clear(path: Path) -> None:
+    """Remove the files of a folder."""
+    for each in path.iterdir():
+        each.unlink()
+
+
+@pytest.mark.parametrize(
+    ("do", "path", "reason"),
+    [
+        (put_file, "bad", "reading topics/bad/settings.json: Not a directory"),
+        (put_loop, "bad", "reading topics/bad/settings.json: Too many levels"),
+        (put_folder, f"bad/{SETTINGS}", "reading topics/bad/settings.json: Is a directory"),
+        (put_file, "bad/0", "opening topics/bad/0: Not a directory"),
+        (put_folder, f"bad/1/{LOG}", f"topics/bad/1/{LOG}: Is a directory"),
+        (shutil.rmtree, "bad/0", "topics/bad/0 is missing"),
+        (shutil.rmtree, "bad/2", "topics/bad/2 is missing"),
+        (clear, "bad/1", "topics/bad/1 is missing or empty"),
+    ],
+)
+def test_a_topic_that_cannot_be_opened_is_refused_and_the_others_are_served(
+    tmp_path: Path, do: Callable[[Path], None], path: str, reason: str
+) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        broken, copy = tmp_path / "topics" / "bad", tmp_path / "copy"
+        shutil.copytree(broken, copy)
+        do(tmp_path / "topics" / path)
+        for _ in range(2):  # the first start makes nothing that the second takes for the topic
+            async with running(configure(tmp_path)) as server:
+                await check_closed(server, "bad", reason, {"good", "rows"})
+        if broken.is_dir() and not broken.is_symlink():
+            shutil.rmtree(broken)
+        else:
+            broken.unlink()
+        shutil.move(copy, broken)
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            assert sum(partition.next_offset for partition in server.broker.topic("bad").partitions) == 100
+
+    test()
+
+
+def test_a_topic_without_its_settings_is_not_taken_for_one_of_another_engine(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        (tmp_path / "topics/rows" / SETTINGS).unlink()
+        async with running(configure(tmp_path)) as server:
+            await check_closed(server, "rows", "settings.json of topic 'rows' is missing", {"good", "bad"})
+
+    test()
+
+
+def test_settings_of_another_topic_do_not_hide_its_records(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        good, rows = tmp_path / "topics/good" / SETTINGS, tmp_path / "topics/rows" / SETTINGS
+        kept = good.read_bytes(), rows.read_bytes()
+        rows.write_bytes(kept[0])
+        good.write_bytes(kept[1])
+        async with running(configure(tmp_path)) as server:
+            assert "names engine db, which has none of its records" in str(server.broker.damaged_topics["good"])
+            assert "topics/rows/0 is missing" in str(server.broker.damaged_topics["rows"])
+        good.write_bytes(kept[0])
+        rows.write_bytes(kept[1])
+        async with running(configure(tmp_path)) as server:
+            ends = [server.broker.topic(name).partition(0).next_offset for name in ("good", "rows")]
+            assert ends == [100, 100]
+
+    test()
+
+
+def test_a_topic_whose_making_a_crash_cut_short_is_no_loss(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        listed = tmp_path / "conf/topics"
+        before = listed.read_text()
+        async with running(configure(tmp_path)) as server:
+            await server.broker.create_topic("half", 2, principal=SERVER)
+            await server.broker.alter_topic("bad", {"partitions": 4}, SERVER)
+        listed.write_text(before)  # the crash came before the list was written
+        shutil.rmtree(tmp_path / "topics/half/1")
+        shutil.rmtree(tmp_path / "topics/bad/3")
+        (tmp_path / "topics/unmade").mkdir()
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            topics = {topic.name: len(topic.partitions) for topic in server.broker.topics() if not topic.reserved}
+            assert topics == {"bad": 4, "good": 1, "half": 2, "rows": 1}
+            assert not any(receipt.error for receipt in await write(server.broker, "half"))
+
+    test()
+
+
+def test_names_that_no_topic_has_and_copies_beside_partitions_are_left_alone(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        topics = tmp_path / "topics"
+        for name in ("a b", "x" * 100 + "!" * 150, "%zz"):
+            (topics / name).mkdir()
+        os.mkdir(os.fsencode(topics) + b"/\xff")
+        (topics / ".removed-1").write_text("")
+        shutil.copytree(topics / "good/0", topics / "good/20261124")
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            assert [topic.name for topic in server.broker.topics() if not topic.reserved] == ["bad", "good", "rows"]
+            assert len(server.broker.topic("good").partitions) == 1
+        assert sorted(os.listdir(topics / "good")) == ["0", "20261124", SETTINGS]
+
+    test()
+
+
+def test_a_start_without_the_state_or_the_table_of_access_ends_with_what_to_do(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        async with running(configure(tmp_path)) as server:
+            await server.gate.put([Principal("alice")], SERVER)
+        for path, do, reason in (
+            ("%24access/0", put_file, r"topic '\$access' cannot be opened: opening topics/%24access/0"),
+            ("%24access/0", shutil.rmtree, r"topic '\$access' cannot be opened: topics/%24access/0 is missing"),
+            ("%24state", put_file, r"topic '\$state' cannot be opened: reading topics/%24state/settings.json: Not"),
+        ):
+            broken, copy = tmp_path / "topics" / path, tmp_path / "copy"
+            shutil.copytree(broken, copy)
+            do(broken)
+            with pytest.raises(StorageError, match=reason + ".* start again"):
+                async with running(configure(tmp_path)):
+                    pass
+            broken.unlink(missing_ok=True)
+            shutil.move(copy, broken)
+        async with running(configure(tmp_path)) as server:
+            assert server.gate.table.principal("alice") is not None
+
+    test()
