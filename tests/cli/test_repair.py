@@ -1,4 +1,5 @@
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -133,3 +134,73 @@ def test_a_damaged_note_is_named_with_what_to_do(stopped: Shell, name: str) -> N
         assert done.returncode == 1
         assert f"{path}: note: " in done.stdout
         assert "put a copy of the file back" in done.stdout
+
+
+def test_what_cannot_be_read_or_repaired_is_named_and_the_rest_is_repaired(stopped: Shell) -> None:
+    topics = stopped.data / "topics"
+    shutil.copytree(topics / "a", topics / "b")
+    (topics / "b/0/checkpoint").unlink()
+    (topics / "b/0/checkpoint").mkdir()
+    shutil.copytree(topics / "a", topics / "c")
+    shutil.rmtree(topics / "c/0")
+    (topics / "c/0").write_text("")
+    (topics / "stray").write_text("")
+    log = damage(stopped)
+    told = stopped.run_raw("check").stdout
+    for line in (
+        f"{topics}/stray: unreadable: the disk refuses it: Not a directory",
+        f"{topics}/c/0: unreadable: the disk refuses it: Not a directory",
+        f"{topics}/b/0/checkpoint: checkpoint: ",
+        f"{log}, byte ",
+    ):
+        assert line in told
+    done = stopped.run_raw("repair")
+    assert done.returncode == 1
+    left = [line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("still wrong: ")]
+    assert {line.partition(": ")[0] for line in left} == {
+        f"{topics}/{path}" for path in ("stray", "c/0", "b/0", "b/0/checkpoint")
+    }
+    assert f"{topics}/b/0: unreadable: the disk refused the repair: Is a directory" in done.stdout
+    assert list(log.parent.glob("*.damaged-*"))
+    assert str(log) not in stopped.run_raw("check").stdout
+
+
+@pytest.mark.parametrize("keep_settings", [True, False])
+def test_a_partition_that_is_missing_is_named_and_begins_anew(stopped: Shell, keep_settings: bool) -> None:
+    stopped.run("repair")
+    partition = stopped.data / "topics/a/0"
+    shutil.copytree(partition, partition.with_name("1"))
+    (stopped.data / "conf/topics").write_text("a 3\n")
+    settings = partition.with_name("settings.json")
+    settings.write_bytes(notes.encode({"partitions": 3, "settings": {}}))
+    if not keep_settings:
+        settings.unlink()
+    shutil.rmtree(partition)
+    done = stopped.run_raw("check")
+    assert done.returncode == 1
+    missing = [line.partition(": ")[0] for line in done.stdout.splitlines() if "the partition is missing" in line]
+    assert missing == [str(partition), str(partition.with_name("2"))]
+    stopped.run("repair")
+    assert "all is well" in stopped.run("check")
+
+
+def test_a_topic_of_the_list_without_a_folder_is_named(stopped: Shell) -> None:
+    shutil.rmtree(stopped.data / "topics/a")
+    for command in ("check", "repair"):
+        done = stopped.run_raw(command)
+        assert done.returncode == 1
+        assert "topic 'a': missing: it is in conf/topics and has no folder" in done.stdout
+    (stopped.data / "conf/topics").write_text("a ten\nb 5000\n")
+    assert f"{stopped.data}/conf/topics: note: " in stopped.run_raw("check").stdout
+
+
+def test_settings_that_hide_where_the_records_are_are_named(in_database: Shell) -> None:
+    settings = in_database.data / "topics/rows/settings.json"
+    settings.unlink()
+    for command in ("check", "repair"):
+        done = in_database.run_raw(command)
+        assert done.returncode == 1
+        assert f"{settings}: missing: " in done.stdout
+    in_memory = in_database.data / "topics/%24state/settings.json"
+    in_memory.write_bytes(notes.encode({"partitions": 1, "settings": {"engine": "memory"}}))
+    assert f"{in_memory}: note: it names engine memory" in in_database.run_raw("check").stdout

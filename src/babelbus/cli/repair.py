@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import click
 import msgspec
@@ -14,7 +13,7 @@ import msgspec
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import human_bytes, note, plural, print_json, print_line, progress
 from babelbus.cli.target import Target, folder_options, lock_owner
-from babelbus.errors import StorageError
+from babelbus.errors import ConfigError, StorageError
 from babelbus.storage import notes
 
 if TYPE_CHECKING:
@@ -50,11 +49,16 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     path = _folder(target, folder, "babelbus check")
     # Files like leftovers of a crash may belong to a running server.
     live = lock_owner(path) is not None
+    topics, amiss = _find_topics(path)
     with _bytes_read(f"check {path}") as advance:
-        report = check_folder(LocalFiles(), path, progress=advance, live=live)
+        report = check_folder(LocalFiles(), path, _partitions(topics, "disk"), progress=advance, live=live)
     advice = f"stop the server and run 'babelbus repair {path}'" if report.problems else ""
+    if live:  # what was made or removed meanwhile looked wrong once
+        again = _find_topics(path)[1]
+        amiss = [problem for problem in amiss if problem in again]
+    report.problems += amiss
     _add_notes(report, path)
-    if _add_database(report, target, path, live=live):
+    if _add_database(report, target, path, _partitions(topics, "db"), live=live):
         advice = "; ".join(filter(None, (advice, DATABASE_ADVICE)))
     _tell(report, "repair would", as_json, advice, {})
     if report.problems:
@@ -84,11 +88,15 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     from babelbus.storage.files import LocalFiles
 
     path = _folder(target, folder, "babelbus repair")
+    topics, amiss = _find_topics(path)
+    expected = _partitions(topics, "disk")
     with _bytes_read(f"repair {path}") as advance:
-        report = repair_folder(LocalFiles(), path, dry_run=dry_run, progress=advance)
+        report = repair_folder(LocalFiles(), path, expected, dry_run=dry_run, progress=advance)
     mendable = bool(report.problems)
+    report.problems += amiss
+    report.left += amiss
     _add_notes(report, path)
-    in_database = _add_database(report, target, path, live=False)
+    in_database = _add_database(report, target, path, _partitions(topics, "db"), live=False)
     left = report.problems if dry_run else report.left
     advice = ""
     if left:
@@ -152,7 +160,9 @@ def _add_notes(report: "Report", path: str) -> None:
         try:
             bare = file.name not in GROUP_NOTES
             note = notes.decode(file.read_bytes(), dict[str, Any], path=str(file), bare=bare)
-        except (OSError, notes.DamagedNoteError) as error:
+        except OSError as error:
+            faults[file] = f"the disk refuses it: {error.strerror}"
+        except notes.DamagedNoteError as error:
             faults[file] = str(error)
         else:
             versions[file.name] = note.get("sequence", 0)
@@ -166,28 +176,62 @@ def _add_notes(report: "Report", path: str) -> None:
         report.left.append(problem)
 
 
-def _in_database(path: str) -> dict[str, int]:
-    """Return the topics of a data folder whose records are in the database, with how many partitions they have."""
-    partitions = {}
-    for folder in os.listdir(os.path.join(path, "topics")):
-        if folder.startswith("."):
+def _find_topics(path: str) -> tuple[dict[str, _Catalogued], list["Problem"]]:
+    """Return the topics of a data folder with what their settings say, and what the folder lacks of those it had.
+
+    Settings that cannot be read are not among either: `_add_notes` names them.
+    """
+    from babelbus.server.access import TOPICS_NAME, AccessLists
+    from babelbus.storage.disk import Problem, parse_number, topic_of
+    from babelbus.storage.files import LocalFiles
+
+    root, conf = os.path.join(path, "topics"), os.path.join(path, "conf")
+    topics: dict[str, _Catalogued] = {}
+    problems: list[Problem] = []
+    try:
+        listed = AccessLists(LocalFiles(), conf).read_topics()
+    except (ConfigError, OSError) as error:
+        listed = {}
+        problems.append(Problem("note", os.path.join(conf, TOPICS_NAME), str(error), "nothing: correct the line"))
+    for folder in sorted(os.listdir(root)):
+        topic = topic_of(folder)
+        if topic is None:
             continue
+        count, settings = listed.pop(topic, 0), os.path.join(root, folder, "settings.json")
+        numbered = False
         try:
-            with open(os.path.join(path, "topics", folder, "settings.json"), "rb") as file:
-                note = notes.decode(file.read(), _Catalogued, path=file.name, bare=True)
-        except (OSError, notes.DamagedNoteError):  # a start names the fault
+            numbered = any(parse_number(name) is not None for name in os.listdir(os.path.join(root, folder)))
+            with open(settings, "rb") as file:
+                note = notes.decode(file.read(), _Catalogued, path=settings, bare=True)
+        except FileNotFoundError:
+            if numbered:  # a start gives it the default settings
+                topics[topic] = _Catalogued(count, _Settings())
+            elif count:
+                reason = "it is missing, and nothing else says which engine has the records of the topic"
+                problems.append(Problem("missing", settings, reason, f"nothing: {notes.COPY_BACK}"))
+        except (OSError, notes.DamagedNoteError):
             continue
-        if note.settings.engine == "db":
-            partitions[unquote(folder)] = note.partitions
-    return partitions
+        else:
+            topics[topic] = note
+            if numbered and note.settings.engine == "memory":
+                reason = "it names engine memory, and the folder has partitions of engine disk"
+                problems.append(Problem("note", settings, reason, "nothing: put the right copy of the file back"))
+    for topic in listed:
+        reason = f"it is in conf/{TOPICS_NAME} and has no folder: the next start makes it, empty"
+        problems.append(Problem("missing", f"topic {topic!r}", reason, "nothing: put its folder back, if it had one"))
+    return topics, problems
 
 
-def _add_database(report: "Report", target: Target, path: str, *, live: bool) -> bool:
+def _partitions(topics: dict[str, _Catalogued], engine: str) -> dict[str, int]:
+    """Return the topics of an engine with their numbers of partitions."""
+    return {topic: each.partitions for topic, each in topics.items() if each.settings.engine == engine}
+
+
+def _add_database(report: "Report", target: Target, path: str, expected: dict[str, int], *, live: bool) -> bool:
     """Add the problems of the database of topics with engine db to a report; return whether there are any."""
     url, default = None, os.path.join(path, DATABASE_NAME)
     if path == target.folder:  # else the configuration is another server's
         url = target.config.db.url
-    expected = _in_database(path)
     if not expected and url is None and not os.path.exists(default):
         return False  # do not import SQLAlchemy, which is slow
     from babelbus.storage.disk import Problem, Report

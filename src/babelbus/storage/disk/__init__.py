@@ -9,7 +9,7 @@ from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_bas
 from babelbus.storage.disk.repair import repair_folder
 from babelbus.storage.disk.scan import scan, written_size
 from babelbus.storage.disk.segment import Segment, base_name
-from babelbus.storage.disk.store import LOCK_NAME, SETTINGS_NAME, FolderStore, folder_name
+from babelbus.storage.disk.store import LOCK_NAME, SETTINGS_NAME, FolderStore, folder_name, parse_number, topic_of
 
 __all__ = [
     "BLOCK_ENTRY",
@@ -32,7 +32,9 @@ __all__ = [
     "find_bases",
     "folder_name",
     "parse_base",
+    "parse_number",
     "repair_folder",
     "scan",
+    "topic_of",
     "written_size",
 ]

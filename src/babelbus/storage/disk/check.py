@@ -5,9 +5,10 @@ log is read as far as it went when its turn came, and what looks wrong is looked
 compacts or rolls between two reads leaves different things behind while damage stays the same.
 """
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from urllib.parse import unquote
+from types import MappingProxyType
 
 import msgspec
 
@@ -19,15 +20,17 @@ from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES,
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, find_leftovers
 from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan, written_size
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
-from babelbus.storage.disk.store import REMOVED_PREFIX, folder_name
-from babelbus.storage.files import FileSystem
+from babelbus.storage.disk.store import REMOVED_PREFIX, parse_number, topic_of
+from babelbus.storage.files import FileSystem, disk_error
 
+NOTHING_EXPECTED: Mapping[str, int] = MappingProxyType({})
 Progress = Callable[[int, int], None]
 """Called with the bytes of records that were read and those that there are."""
 
 TOPICS = "topics"
 ACCEPT_LOSS = "continue behind the lost records; or restore the file"
 REBUILD = "make it again from the log"
+MEND_FIRST = "nothing: mend the disk, or move away what is in its place, first"
 CUT_TAIL = "keep the bytes beside it and cut them, with the unacknowledged batch that they belong to"
 CUT_OUT = "keep the bytes in a file beside the log and write the log again without them; readers jump over the offsets"
 
@@ -99,24 +102,32 @@ class Meter:
 
 
 def check_folder(
-    files: FileSystem, data_folder: str, *, progress: Progress | None = None, live: bool = False
+    files: FileSystem,
+    data_folder: str,
+    expected: Mapping[str, int] = NOTHING_EXPECTED,
+    *,
+    progress: Progress | None = None,
+    live: bool = False,
 ) -> Report:
     """Read all that a data folder stores and return what is wrong with it. About 0.5 s for 100 MiB of small records.
 
-    `live` says that a server runs on it: files that look like leftovers may be its own work then.
+    `expected` are the topics of engine `disk`, with how many partitions each has. `live` says that a server runs on
+    the folder: files that look like leftovers may be its own work then.
 
     Raises:
-        StorageError: this is no data folder.
+        StorageError: this is no data folder, or the disk refuses it.
     """
-    places, problems = find_partitions(files, data_folder)
+    places, amiss = find_partitions(files, data_folder, expected)
     meter = make_meter(files, places, progress)
-    if live:
-        problems = [problem for problem in problems if problem.kind != "leftover"]
-    report = Report(problems)
+    report = Report()
     for topic, partition, folder in places:
         looks, problems = _look_twice(files, folder, meter, live=live)
         report.partitions.append((topic, partition))
         add_looks(report, looks, problems)
+    if live:  # what was made or removed meanwhile looked wrong once
+        again = find_partitions(files, data_folder, expected)[1]
+        amiss = [problem for problem in amiss if problem.kind != "leftover" and problem in again]
+    report.problems[:0] = amiss
     return report
 
 
@@ -138,53 +149,81 @@ def make_meter(files: FileSystem, places: list[tuple[str, int, str]], progress: 
     total = 0
     if progress is not None:
         for _, _, folder in places:
-            total += sum(_size(files, f"{folder}/{base_name(base)}.log") or 0 for base in find_bases(files, folder))
+            with contextlib.suppress(OSError):  # which a look at it names
+                total += sum(_size(files, f"{folder}/{base_name(base)}.log") or 0 for base in find_bases(files, folder))
     return Meter(progress, total)
 
 
-def find_partitions(files: FileSystem, data_folder: str) -> tuple[list[tuple[str, int, str]], list[Problem]]:
+def find_partitions(
+    files: FileSystem, data_folder: str, expected: Mapping[str, int] = NOTHING_EXPECTED
+) -> tuple[list[tuple[str, int, str]], list[Problem]]:
     """Return topic, number and folder of each partition, and what is wrong with the names (DECISION 30 and 42).
 
     Raises:
-        StorageError: there is no folder of topics.
+        StorageError: there is no folder of topics, or the disk refuses it.
     """
     root = f"{data_folder}/{TOPICS}"
     if not files.exists(root):
         raise StorageError(f"{data_folder} is no data folder: it has no folder {TOPICS!r}")
+    try:
+        names = files.list_folder(root)
+    except OSError as error:
+        raise disk_error(error, f"reading {root}") from error
     places: list[tuple[str, int, str]] = []
     problems: list[Problem] = []
-    for name in files.list_folder(root):
+    for name in names:
         path = f"{root}/{name}"
         if name.startswith(REMOVED_PREFIX):
             problems.append(Problem("leftover", path, "the removal of a topic was cut short", "finish it"))
         elif name.startswith("."):
             continue  # the server does not look at it
-        elif folder_name(unquote(name)) != name:
+        elif (topic := topic_of(name)) is None:
             problems.append(Problem("name", path, "no topic has a folder of this name", "nothing: move it away"))
         else:
-            numbers = [int(number) for number in files.list_folder(path) if number.isascii() and number.isdecimal()]
-            there = {number for number in numbers if files.exists(f"{path}/{number}")}
-            for number in range(max(there, default=-1) + 1):
+            try:
+                there = set(map(parse_number, files.list_folder(path)))
+            except OSError as error:
+                problems.append(unreadable(path, error))
+                continue
+            stored = max((number for number in there if number is not None), default=-1) + 1
+            for number in range(max(stored, expected.get(topic, 0))):
                 if number in there:
-                    places.append((unquote(name), number, f"{path}/{number}"))
+                    places.append((topic, number, f"{path}/{number}"))
                 else:
                     problems.append(Problem("missing", f"{path}/{number}", "the partition is missing", "begin it anew"))
     return places, problems
 
 
+def unreadable(path: str, error: OSError) -> Problem:
+    """Return the problem that the disk refuses a file or folder."""
+    return Problem("unreadable", path, f"the disk refuses it: {error.strerror or error}", MEND_FIRST)
+
+
 def _look_twice(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
     """Read a partition; where something looks wrong, read it again and believe what looks the same both times."""
-    looks, problems = look(files, folder, meter, live=live)
+    looks, problems = try_look(files, folder, meter, live=live)
     if live and (first := all_problems(looks, problems)):
-        looks, problems = look(files, folder, meter, live=live)
+        looks, problems = try_look(files, folder, meter, live=live)
         problems = [problem for problem in problems if problem in first]
         for each in looks:
             each.problems = [problem for problem in each.problems if problem in first]
     return looks, problems
 
 
+def try_look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
+    """Read as `look` does; a folder that the disk refuses is a problem."""
+    try:
+        return look(files, folder, meter, live=live)
+    except OSError as error:
+        return [], [unreadable(folder, error)]
+
+
 def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[list[Look], list[Problem]]:
-    """Read the segments of a partition once; return them, and what is wrong with the partition as a whole."""
+    """Read the segments of a partition once; return them, and what is wrong with the partition as a whole.
+
+    Raises:
+        OSError: the disk refuses the folder.
+    """
     # In this order: what a running server adds meanwhile is behind the sizes, and the checkpoint in front of them.
     known = checkpoints.note(files, folder).recall()
     problems = _leftovers(files, folder) if not live else []
@@ -237,8 +276,7 @@ def _look_at_segment(files: FileSystem, each: Look, known: Checkpoint | None, me
         if not each.problems:
             _look_at_derived(files, each, known)
     except OSError as error:
-        reason = f"the disk refuses it: {error.strerror or error}"
-        each.problems.append(Problem("unreadable", f"{each.path}.log", reason, "nothing: mend the disk first"))
+        each.problems.append(unreadable(f"{each.path}.log", error))
 
 
 def _size(files: FileSystem, path: str) -> int | None:
@@ -314,6 +352,9 @@ def _look_at_derived(files: FileSystem, each: Look, known: Checkpoint | None) ->
         except FileNotFoundError:
             each.problems.append(Problem("index", path, "it is missing", REBUILD))
             continue
+        except OSError as error:
+            each.problems.append(unreadable(path, error))
+            continue
         if got == want or (needed < len(index) and want.startswith(got) and len(got) >= min(needed, full) * entry):
             continue
         if got.startswith(want) and (_size(files, f"{each.path}.log") or 0) > each.size:
@@ -333,7 +374,7 @@ def wrong_sums(files: FileSystem, each: Look) -> list[int]:
         return []
     try:
         parts = [files.read_file(each.path + suffix) for suffix in DERIVED_SUFFIXES]
-    except FileNotFoundError:
+    except OSError:  # whoever reads the derived files names it
         return []
     stored = decode(parts[0], parts[1], parts[2], each.size)
     if stored is None or (stored.positions, stored.timestamps, stored.greatest) != (

@@ -8,16 +8,21 @@ that a start uses.
 
 import logging
 import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from babelbus.clock import SystemClock
+from babelbus.errors import StorageError
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.check import (
+    NOTHING_EXPECTED,
     TOPICS,
     Look,
     Meter,
+    Problem,
     Progress,
     Report,
     add_looks,
@@ -26,13 +31,14 @@ from babelbus.storage.disk.check import (
     find_partitions,
     look,
     make_meter,
+    try_look,
     wrong_sums,
 )
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.recovery import find_bases, finish_rescue
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, Segment, base_name
 from babelbus.storage.disk.store import LOCK_NAME, REMOVED_PREFIX
-from babelbus.storage.files import FileSystem, disk_error
+from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -41,52 +47,71 @@ LOST_HEADER = b"$lost"
 """Header of the record that stands for a lost end behind which nothing was stored: first lost offset i64, next i64."""
 LOST = struct.Struct(">qq")
 
+REPAIR_AGAIN = "nothing is lost: mend the disk, then repair again"
+
 Range = tuple[int, int]
 
 
 def repair_folder(
-    files: FileSystem, data_folder: str, *, dry_run: bool = False, progress: Progress | None = None
+    files: FileSystem,
+    data_folder: str,
+    expected: Mapping[str, int] = NOTHING_EXPECTED,
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Repair what `check_folder` finds; return the problems, where damaged bytes are kept and what is still wrong.
 
-    A second repair finds nothing, but what its `repair` says it leaves alone. `dry_run` writes nothing.
+    A second repair finds nothing, but what its `repair` says it leaves alone, and what the disk refused: of that,
+    nothing is lost. `dry_run` writes nothing.
 
     Raises:
         FolderLockedError: a server runs on the folder.
-        DiskFullError, DiskError: the disk refused; nothing is lost, repair again.
-        StorageError: this is no data folder.
+        StorageError: this is no data folder, or the disk refuses it.
     """
     if dry_run or not files.exists(f"{data_folder}/{TOPICS}"):
-        return check_folder(files, data_folder, progress=progress)
+        return check_folder(files, data_folder, expected, progress=progress)
     lock = files.lock(f"{data_folder}/{LOCK_NAME}")
     try:
-        return _repair(files, data_folder, progress)
-    except OSError as error:
-        raise disk_error(error, f"repair of {data_folder}") from error
+        return _repair(files, data_folder, expected, progress)
     finally:
         lock.close()
 
 
-def _repair(files: FileSystem, data_folder: str, progress: Progress | None) -> Report:
-    places, problems = find_partitions(files, data_folder)
+def _repair(files: FileSystem, data_folder: str, expected: Mapping[str, int], progress: Progress | None) -> Report:
+    places, problems = find_partitions(files, data_folder, expected)
     meter = make_meter(files, places, progress)
     report = Report(list(problems))
     for problem in problems:
-        if problem.file.rpartition("/")[2].startswith(REMOVED_PREFIX):
-            files.remove_tree(problem.file)
-        elif problem.kind == "missing":
-            _open_once(files, problem.file)
-    report.left += find_partitions(files, data_folder)[1]
+        with _refusals(problem.file, report.left):
+            if problem.file.rpartition("/")[2].startswith(REMOVED_PREFIX):
+                files.remove_tree(problem.file)
+            elif problem.kind == "missing":
+                _open_once(files, problem.file)
+    report.left += find_partitions(files, data_folder, expected)[1]
     for topic, partition, folder in places:
-        looks, problems = look(files, folder, meter, live=False)
+        looks, problems = try_look(files, folder, meter, live=False)
         report.partitions.append((topic, partition))
         add_looks(report, looks, problems)
         amiss = all_problems(looks, problems)
         if amiss and not any(problem.kind == "unreadable" for problem in amiss):
-            report.kept += _Mender(files, folder).mend()
-            amiss = all_problems(*look(files, folder, Meter(None, 0), live=False))
+            mender = _Mender(files, folder)
+            with _refusals(folder, report.left):
+                mender.mend()
+            report.kept += mender.kept
+            amiss = all_problems(*try_look(files, folder, Meter(None, 0), live=False))
         report.left += amiss
     return report
+
+
+@contextmanager
+def _refusals(path: str, left: list[Problem]) -> Iterator[None]:
+    """Add to `left` that the disk refused a repair: the other repairs go on."""
+    try:
+        yield
+    except (OSError, StorageError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        left.append(Problem("unreadable", path, f"the disk refused the repair: {reason}", REPAIR_AGAIN))
 
 
 def _open_once(files: FileSystem, folder: str) -> None:
@@ -100,10 +125,14 @@ class _Mender:
     def __init__(self, files: FileSystem, folder: str) -> None:
         self._files = files
         self._folder = folder
-        self._kept: list[str] = []
+        self.kept: list[str] = []
 
-    def mend(self) -> list[str]:
-        """Repair the partition; return the files that hold damaged bytes."""
+    def mend(self) -> None:
+        """Repair the partition.
+
+        Raises:
+            OSError, StorageError: the disk refused; nothing is lost.
+        """
         files, folder = self._files, self._folder
         finish_rescue(files, folder)
         looks = self._look()
@@ -131,7 +160,6 @@ class _Mender:
                 self._keep(each, each.found.end, each.size)
         self._forget_checkpoint()
         _open_once(files, folder)
-        return self._kept
 
     def _look(self) -> list[Look]:
         return look(self._files, self._folder, Meter(None, 0), live=False)[0]
@@ -217,7 +245,7 @@ class _Mender:
         self._copy(f"{each.path}.log", [(start, end)], temporary)
         self._files.rename(temporary, target)
         self._files.flush_folder(self._folder)
-        self._kept.append(target)
+        self.kept.append(target)
 
     # -- making ends meet --------------------------------------------------------------------------------------------
 
