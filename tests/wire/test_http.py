@@ -454,6 +454,7 @@ def test_a_strict_form_has_no_bytes_that_are_not_utf_8(text: str) -> None:
     assert "\ufffd" in str(parse_form(text, 1))
     with pytest.raises(UnicodeDecodeError):
         parse_form(text, 1, "strict")
+    assert parse_form("a=%\u00e4+%%41%4", 1, "strict") == [("a", "%\u00e4 %A%4")]
     assert parse_form("a=%C3%A4%zz", 1, "strict") == [("a", "\u00e4%zz")]
 
 

@@ -2,7 +2,6 @@
 
 import re
 from binascii import a2b_qp
-from urllib.parse import unquote
 
 from babelbus.wire.http.fields import HttpError
 
@@ -74,9 +73,8 @@ def _read_field(text: str, errors: str) -> str:
         text = text.replace("+", " ")
     if "%" not in text:
         return text
-    if not text.isascii() or _BAD_ESCAPE.search(text):
-        return unquote(text, errors=errors)
-    return _unescape(text.encode()).decode("utf-8", errors)
+    text = _BAD_ESCAPE.sub("%25", text)
+    return _unescape(text.encode("utf-8", "surrogatepass")).decode("utf-8", errors)
 
 
 def _unescape(data: bytes) -> bytes:
