@@ -16,11 +16,15 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.busy_poll import BusyPoll
 from babelbus.protocols.contract import LOST_RIGHT, Outbox, Session
+from babelbus.units import KIB
 
 log = logging.getLogger(__name__)
 
 UNAUTHENTICATED = "unauthenticated"
 """Reason of a connection that is refused because its client sends much before it proves who it is."""
+
+TURN_BYTES = 128 * KIB
+"""After so many bytes the other clients have their turn: uvloop reads up to 8 MB in a row, a million small frames."""
 
 MakeSession = Callable[[Outbox, Callable[[], None], str | None], Session]
 """Makes the session of a new connection from its outbox, a way to close it, and the peer's "ip:port", if it has one."""
@@ -294,9 +298,12 @@ class Connection(asyncio.Protocol):
             self._fail()
             return
         outbox.release()
+        unfinished_bytes = self._unfinished_bytes
         self._weigh(session)
+        # What is kept until more of it comes costs next to nothing.
+        done_bytes = sum(map(len, arguments)) - (self._unfinished_bytes - unfinished_bytes)
         full = outbox.full
-        if full or session.busy:
+        if full or session.busy or abs(done_bytes) >= TURN_BYTES:
             if not self._paused:
                 self._paused = True
                 self._transport.pause_reading()

@@ -21,7 +21,7 @@ from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Door as ListenerDoor
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
-from babelbus.protocols.connection import Connection
+from babelbus.protocols.connection import TURN_BYTES, Connection
 from babelbus.protocols.worterbuch.gatekeeper import Gatekeeper
 from babelbus.protocols.worterbuch.http import WebSession
 from babelbus.protocols.worterbuch.hub import Hub
@@ -29,7 +29,7 @@ from babelbus.protocols.worterbuch.service import WorterbuchService, read_file_n
 from babelbus.protocols.worterbuch.web_options import WebOptions
 from babelbus.wire.http import IDLE_SECONDS
 from tests.storage.faults import FaultyFiles
-from tests.support.bus import Bus, Gate, in_loop
+from tests.support.bus import Bus, Gate, in_loop, turns
 from tests.support.http import Response, ResponseDecoder
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, Events, Plain, Web, WebSocket, get_of, token
@@ -719,3 +719,29 @@ async def test_a_change_that_the_disk_refuses_is_a_500_and_what_was_read_after_i
         assert changed.status == 500
         assert (read.status, read.body) in ((404, b"nothing stored under 'x'\n"), (200, b"1"))
         assert (read.status == 200) == ("x" in json.loads(listed.body))
+
+
+@in_loop
+async def test_a_client_that_sends_much_lets_others_have_their_turn() -> None:
+    async with Door() as door:
+        door.send(get_of("/info"))
+        await door.read(1)
+        (connection,) = door.connections
+        transport = connection._transport
+
+        def is_read_on(data: bytes) -> bool:
+            connection.data_received(data)
+            return bool(transport.is_reading())
+
+        def request(size_bytes: int) -> bytes:
+            head = len(get_of("/api/v1/set/a", "POST", b"1" * TURN_BYTES)) - TURN_BYTES
+            return get_of("/api/v1/set/a", "POST", b"1" * (size_bytes - head))
+
+        assert is_read_on(request(TURN_BYTES - 1))
+        assert not is_read_on(request(TURN_BYTES))
+        await turns()
+        assert transport.is_reading()
+        assert is_read_on(request(TURN_BYTES + 200_000)[:-1])  # kept until the rest comes
+        assert not is_read_on(b"1")
+        await turns()
+        assert transport.is_reading()
