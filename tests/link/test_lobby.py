@@ -3,33 +3,30 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from babelbus.link import core, lobby
-from babelbus.link.security import make_contexts
+from babelbus.link.security import LinkTls
 from tests.support.certificates import Authority
 from tests.support.link import Linked, until
 
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext] | tuple[None, None]
-
 
 @pytest.fixture(params=["plain", "tls"])
-def contexts(request: pytest.FixtureRequest, tmp_path: Path) -> Contexts:
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> LinkTls | None:
     if request.param == "plain":
-        return None, None
+        return None
     authority = Authority(tmp_path)
     cert_file, key_file = authority.issue("core")
-    return make_contexts(str(cert_file), str(key_file), str(authority.path))
+    return LinkTls(str(cert_file), str(key_file), str(authority.path))
 
 
 @contextlib.asynccontextmanager
-async def opened(contexts: Contexts) -> AsyncIterator[Linked]:
+async def opened(tls: LinkTls | None) -> AsyncIterator[Linked]:
     both = Linked()
-    await both.core.listen("127.0.0.1", 0, contexts[0])
+    await both.core.listen("127.0.0.1", 0, tls)
     try:
         yield both
     finally:
@@ -59,17 +56,17 @@ def is_open(one: socket.socket) -> bool:
 
 
 def test_silent_connections_of_one_address_keep_no_edge_out(
-    contexts: Contexts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tls: LinkTls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(core, "LINKS_MAX", 1)
     monkeypatch.setattr(lobby, "ADDRESS_MAX", 3)
 
     async def test() -> None:
-        async with opened(contexts) as both:
+        async with opened(tls) as both:
             silent = [dial(both) for _ in range(5)]
             await asyncio.gather(*map(ends, silent[:2]))
             assert all(map(is_open, silent[2:]))
-            await both.link(both.edge, "tcp", contexts[1])
+            await both.link(both.edge, "tcp", None if tls is None else tls.client)
             assert [link.name for link in both.core.links] == ["edge"]
             await ends(silent[2])
             for one in silent[3:]:
@@ -83,12 +80,12 @@ def test_silent_connections_of_one_address_keep_no_edge_out(
 
 
 def test_the_address_with_the_most_silent_connections_makes_room(
-    contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+    tls: LinkTls | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lobby, "LOBBY_MAX", 3)
 
     async def test() -> None:
-        async with opened(contexts) as both:
+        async with opened(tls) as both:
             first = dial(both, "127.0.0.2")
             await until(lambda: both.core.lobby._count == 1)
             many = [dial(both, "127.0.0.3") for _ in range(3)]
@@ -103,20 +100,20 @@ def test_the_address_with_the_most_silent_connections_makes_room(
     asyncio.run(test())
 
 
-def test_a_silent_connection_ends_soon(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_ends_soon(tls: LinkTls | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "HELLO_SECONDS", 0.01)
 
     async def test() -> None:
-        async with opened(contexts) as both:
+        async with opened(tls) as both:
             await ends(dial(both))
             await until(lambda: not both.core.lobby._waiting)
 
     asyncio.run(test())
 
 
-def test_a_handshake_under_way_does_not_delay_the_end_of_the_core(contexts: Contexts) -> None:
+def test_a_handshake_under_way_does_not_delay_the_end_of_the_core(tls: LinkTls | None) -> None:
     async def test() -> None:
-        async with opened(contexts) as both:
+        async with opened(tls) as both:
             one = dial(both)
             await until(lambda: both.core.lobby._waiting)
         await ends(one)

@@ -24,7 +24,7 @@ from babelbus.config import (
     load,
 )
 from babelbus.errors import ConfigError
-from babelbus.listening.certificates import Certificates, PeerCertificate
+from babelbus.listening.certificates import Certificates, PeerCertificate, Tls
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.eventmesh import AGENT, NEW
@@ -273,7 +273,7 @@ def reload(live: LiveServer) -> None:
     live.run(live.server.reload)
 
 
-@pytest.mark.parametrize("renew", [reload, lambda live: live.server._certificates.check()], ids=["signal", "watch"])
+@pytest.mark.parametrize("renew", [reload, lambda live: live.server.certificates.check()], ids=["signal", "watch"])
 def test_a_new_certificate_holds_for_new_connections_and_open_ones_stay(
     tmp_path: Path, authority: Authority, renew: Callable[[LiveServer], None]
 ) -> None:
@@ -318,7 +318,7 @@ def test_wrong_new_files_leave_the_certificate_in_use_and_are_told_once(
     cert = Path(tls.cert_file or "")
     content = cert.read_bytes()
     with LiveServer(all_listeners(tmp_path, tls)) as live:
-        certificates = live.server._certificates
+        certificates = live.server.certificates
         certificates.check()
         assert "stays in use" not in caplog.text
         cert.write_bytes(b"nonsense")
@@ -339,7 +339,8 @@ def test_wrong_new_files_leave_the_certificate_in_use_and_are_told_once(
 
 def test_the_watch_finds_new_files_while_the_server_runs(tmp_path: Path, authority: Authority) -> None:
     with LiveServer(all_listeners(tmp_path, settings_of(authority, reload_seconds=0.01))) as live:
-        [first, *_] = live.server._certificates._all
+        [first, *_] = live.server.certificates._all
+        assert isinstance(first, Tls)
         context = first.context
         authority.issue("server")
         live.until(lambda: first.context is not context)

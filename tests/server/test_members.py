@@ -197,15 +197,21 @@ def test_an_owner_that_stops_gives_the_data_away_at_once(party: Party) -> None:
     assert party.read("b") == [b"1"]
 
 
-def test_a_member_with_a_certificate_of_another_authority_is_refused(party: Party, tmp_path: Path) -> None:
+def test_a_member_with_a_certificate_of_another_authority_is_refused_until_it_has_a_new_one(
+    party: Party, tmp_path: Path
+) -> None:
     ours = Authority(tmp_path / "ours")
     party.secure("a", ours)
     party.secure("b", Authority(tmp_path / "others"), trusted=ours)
     party.start("a")
-    with starting(party, "b"):
+    with starting(party, "b") as child:
         said = party.until_not_ready("b", "is cluster.cert_file signed by its cluster.ca_file?")
-    assert "member a at 127.0.0.1:" in said
-    assert party.owner("a")["links"] == []
+        assert "member a at 127.0.0.1:" in said
+        assert party.owner("a")["links"] == []
+        for path in ours.issue("b"):
+            path.replace(tmp_path / "others" / path.name)
+        child.send_signal(signal.SIGHUP)
+        party.until_ready("b")
 
 
 def test_health_names_a_stream_that_somebody_deleted(party: Party, nats: NatsServer) -> None:

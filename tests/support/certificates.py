@@ -22,7 +22,9 @@ class Authority:
         made = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), critical=True)
         self._write(self.path, made)
 
-    def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, last_day: datetime = datetime(2099, 1, 1)
+    ) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -30,20 +32,27 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(datetime(2020, 1, 1))
-            .not_valid_after(datetime(2099, 1, 1))
+            .not_valid_after(last_day)
         )
 
     def _write(self, path: Path, builder: x509.CertificateBuilder) -> None:
         path.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, uris: tuple[str, ...] = (), dns_names: tuple[str, ...] = ()) -> tuple[Path, Path]:
+    def issue(
+        self,
+        name: str,
+        *,
+        uris: tuple[str, ...] = (),
+        dns_names: tuple[str, ...] = (),
+        last_day: datetime = datetime(2099, 1, 1),
+    ) -> tuple[Path, Path]:
         """Write a certificate for `name` on this machine, and its key; the files have the same names every time."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names += [x509.DNSName(host) for host in (*dns_names, "localhost")]
         names.append(x509.IPAddress(ip_address("127.0.0.1")))
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        made = self._builder(subject, key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+        made = self._builder(subject, key, last_day).add_extension(x509.SubjectAlternativeName(names), critical=False)
         cert_path, key_path = self._folder / f"{name}.cert", self._folder / f"{name}.key"
         self._write(cert_path, made)
         key_path.touch(mode=0o600)

@@ -108,6 +108,9 @@ class Party:
 
         assert until(is_moved), f"the data does not move to {to}"
 
+    def until_ready(self, name: str) -> None:
+        assert until(lambda: self.ask(name, "/ready")[0] == 200), f"member {name} is not ready"
+
     def until_not_ready(self, name: str, reason: str) -> str:
         """Return why a member is not ready, once a reason holds some text."""
         reasons: list[str] = []
@@ -127,7 +130,7 @@ class Party:
     def caller(self, name: str) -> Caller:
         """Connect through a member, once it is ready."""
         while True:
-            assert until(lambda: self.ask(name, "/ready")[0] == 200), f"member {name} is not ready"
+            self.until_ready(name)
             caller = Caller(f"127.0.0.1:{self._ports[name][0]}", self.admin())
             try:
                 return caller.connect()

@@ -4,7 +4,6 @@ import asyncio
 import hmac
 import logging
 import socket
-import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -46,6 +45,7 @@ from babelbus.link.frames import (
 )
 from babelbus.link.lobby import Lobby
 from babelbus.link.peer import LOCAL_SILENCE_SECONDS, SILENCE_SECONDS, Peer
+from babelbus.link.security import LinkTls
 from babelbus.link.transport import LinkedTls, LinkedTransport
 from babelbus.listening.door import Arrival, Place, name_of
 from babelbus.listening.entrances import Entrance, Entrances
@@ -420,7 +420,7 @@ class CoreEnd:
             sums[link.name] += figure(link)
         return list(sums.items())
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> None:
+    async def listen(self, host: str, port: int, tls: LinkTls | None = None, key: str = "") -> None:
         """Open an address for links of other machines; `tls` asks edges for a certificate, and all need the key.
 
         Raises:
@@ -435,9 +435,9 @@ class CoreEnd:
         self.address = "{}:{}".format(*sockets[0].getsockname()[:2])
         log.info("links of other members: %s", self.address)
 
-    def _make_link(self, tls: ssl.SSLContext | None) -> asyncio.Protocol:
+    def _make_link(self, tls: LinkTls | None) -> asyncio.Protocol:
         link = CoreLink(self)
-        return link if tls is None else Arrival(self.lobby, tls, link)
+        return link if tls is None else Arrival(self.lobby, tls.server, link)
 
     async def adopt(self, connection: socket.socket, name: str, listeners: Sequence[ListenerInfo] = ()) -> CoreLink:
         """Return the link over the socket of an edge process, which is told to open some listeners."""

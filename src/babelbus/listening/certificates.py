@@ -8,7 +8,7 @@ import os
 import ssl
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -73,7 +73,20 @@ class Tls:
 
     def look(self) -> Stamp:
         """Return the state of the files as it is now; blocks."""
-        return tuple(_stamp(path) for path in (self.cert_file, self.key_file, self.settings.client_ca_file or ""))
+        return look_at(self.cert_file, self.key_file, self.settings.client_ca_file or "")
+
+
+class Files(Protocol):
+    """Files that `Certificates` loads again: those of some listeners, as `Tls` has them, or those of links."""
+
+    cert_file: str
+    stamp: Stamp
+
+    def load(self) -> None:
+        """Load the files; blocks."""
+
+    def look(self) -> Stamp:
+        """Return the state of the files as it is now; blocks."""
 
 
 class Certificates:
@@ -86,7 +99,7 @@ class Certificates:
             ConfigError: settings that go together are not together.
         """
         self._settings = settings
-        self._all: list[Tls] = []
+        self._all: list[Files] = []
         self._lock = threading.Lock()
         """A reload on request and one of the watch may come together."""
         self._watching: asyncio.Task[None] | None = None
@@ -133,6 +146,10 @@ class Certificates:
         tls = Tls(self._settings, names, cert_file, key_file, alpn)
         self._all.append(tls)
         return tls
+
+    def add(self, files: Files) -> None:
+        """Load files again, too, that were loaded for something else than a listener."""
+        self._all.append(files)
 
     def reload(self) -> None:
         """Load all files again; blocks. A listener whose files are wrong keeps its certificate.
@@ -220,6 +237,11 @@ def explain(error: Exception) -> str:
     if reason == "peer did not return a certificate":
         return "the client showed no certificate, and tls.client_certificates = required"
     return f"the TLS handshake failed: {reason or error or 'the client left'}"
+
+
+def look_at(*paths: str) -> Stamp:
+    """Return the state of some files as it is now; blocks."""
+    return tuple(map(_stamp, paths))
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

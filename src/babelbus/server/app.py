@@ -106,7 +106,8 @@ class Server:
         self.admin_tls = False
         """Whether the administration endpoint speaks TLS."""
         self._lock: File | None = None
-        self._certificates = Certificates(config.tls)
+        self.certificates = Certificates(config.tls)
+        """Those of the listeners; the files in it are loaded again when they change."""
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
         self._core_end: CoreEnd | None = None
@@ -173,7 +174,7 @@ class Server:
         self.changes.note("server", f"the server started, version {__version__}")
         self.changes.watch(self.broker)
         self.gate.watch()
-        self._certificates.watch()
+        self.certificates.watch()
         if self.cluster is None:  # a member has done it before
             gc.collect()
             gc.freeze()
@@ -381,7 +382,7 @@ class Server:
             self.authorise,
             read_browsers(self.config.server),
             Budget(self.config.server, self.metrics),
-            self._certificates,
+            self.certificates,
             crowd,
             self.quotas,
             self.entrances,
@@ -457,7 +458,7 @@ class Server:
         self._import_clients()
         await self.topic_list.reconcile(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
-        await run(None, self._certificates.reload)
+        await run(None, self.certificates.reload)
         if self._core_end is not None:
             await self._core_end.reload()
 
@@ -485,7 +486,7 @@ class Server:
         self._watch.stop()
         if self.history is not None:
             self.history.stop()
-        await self._certificates.stop()
+        await self.certificates.stop()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -13,7 +13,6 @@ import importlib
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +25,7 @@ from babelbus.link.client import EdgeListener
 from babelbus.link.core import CoreEnd
 from babelbus.link.edge import Edge
 from babelbus.link.frames import LINK_VERSION, LinkError, LinkRefusedError
-from babelbus.link.security import make_contexts
+from babelbus.link.security import LinkTls
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.sockets import open_sockets
@@ -94,6 +93,7 @@ class Member:
         """Clients that wait for an owner, by their address."""
         self._ports: dict[str, list[socket.socket]] = {}
         self._certificates = Certificates(config.tls)
+        """Those that an edge uses: of its listeners, and of its link."""
         self._heir: str | None = None
         self._given = asyncio.Event()
         self._changed = asyncio.Event()
@@ -118,7 +118,7 @@ class Member:
         stopping = self._loop.create_task(asked.wait())
         try:
             files.make_folder(os.path.join(self.folder, CONF_NAME))
-            self._tls = self._link_contexts()
+            self._tls = self._load_link_tls()
             jetstream = import_jetstream()
             self._ownership = jetstream.Ownership(self.config.jetstream, files, self.folder, self.clock, self.name)
             await self._open_edge()
@@ -138,11 +138,11 @@ class Member:
             stopping.cancel()
             lock.close()
 
-    def _link_contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    def _load_link_tls(self) -> LinkTls | None:
         cluster = self.config.cluster
         if cluster.cert_file is None or cluster.key_file is None or cluster.ca_file is None:
-            return None, None
-        return make_contexts(cluster.cert_file, cluster.key_file, cluster.ca_file)
+            return None
+        return LinkTls(cluster.cert_file, cluster.key_file, cluster.ca_file)
 
     def _connect(self) -> None:
         """Connect to NATS, and send to the other members that this one is there. Blocks."""
@@ -196,6 +196,8 @@ class Member:
     async def _open_edge(self) -> None:
         """Open the listeners, for clients of the owner."""
         self._certificates = Certificates(self.config.tls)
+        if self._tls is not None:
+            self._certificates.add(self._tls)
         listeners: list[EdgeListener] = []
         for one in openings_of(self.config):
             tls = one.make_tls(self._certificates)
@@ -286,8 +288,9 @@ class Member:
             self._trouble = f"member {held.name} takes over now"
             return None
         host, _, port = held.address.rpartition(":")
+        tls = None if self._tls is None else self._tls.client
         try:
-            await edge.connect(host.strip("[]"), int(port), self._tls[1], held.key)
+            await edge.connect(host.strip("[]"), int(port), tls, held.key)
         except (OSError, LinkError, LinkRefusedError, ValueError) as error:  # TimeoutError is an OSError
             self._trouble = f"member {held.name} at {held.address}: {error or type(error).__name__}"
             self._log.write(logging.WARNING, "link", "%s", self._trouble)
@@ -324,6 +327,8 @@ class Member:
         if self.config.server.processes > 1:  # its processes open the addresses themselves
             self._close_ports()
         server = self._core = Server(self.config, self.clock, ownership=self._ownership, cluster=self)
+        if self._tls is not None:
+            server.certificates.add(self._tls)
         for name, sockets in self._ports.items():
             server.entrances.kept[name] = [one.dup() for one in sockets]
         is_started = False
@@ -331,7 +336,7 @@ class Member:
             is_started = await self._or(stopping, server.start())
             if is_started:
                 cluster = self.config.cluster
-                await server.core_end.listen(cluster.host, cluster.port, self._tls[0], lease.held.key)
+                await server.core_end.listen(cluster.host, cluster.port, self._tls, lease.held.key)
                 address = cluster.advertise or server.core_end.address
                 self.server, self.fingerprint = server, server.fingerprint
                 self.addresses = dict(server.addresses)
