@@ -1,6 +1,7 @@
 """The registry of groups: making, finding and removing them, and cursors that survive a stop, a crash and bad disks."""
 
 import asyncio
+import errno
 import heapq
 import tempfile
 import threading
@@ -330,8 +331,9 @@ async def test_a_group_that_cannot_be_saved_is_not_made_and_not_removed() -> Non
     await again.close()
 
 
+@pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_damaged_file_leaves_the_one_before_it(damaged: int) -> None:
+def test_a_file_that_cannot_be_read_leaves_the_one_before_it(damaged: int, refused: bool) -> None:
     @in_loop
     async def test() -> None:
         files = FaultyFiles()
@@ -344,7 +346,10 @@ def test_a_damaged_file_leaves_the_one_before_it(damaged: int) -> None:
             del taker.got[0]
             await crew.groups.commit()
         await crew.close()
-        files.content(f"data/groups.{damaged}")[-7] ^= 1
+        if refused:
+            files.fail("open", errno.EIO, suffix=f"groups.{damaged}")
+        else:
+            files.content(f"data/groups.{damaged}")[-7] ^= 1
         again = Crew(files)
         assert again.group().info().cursors[0].committed in (1, 2)
         await again.groups.commit()

@@ -1,7 +1,7 @@
 """The two notes that groups and their cursors are kept in.
 
 `groups.0` and `groups.1` are written in turn, each as a whole with all groups. The note with the higher `sequence`
-counts; if it is damaged, the other note counts, which is one commit older.
+counts; if it cannot be read, the other note counts, which is one commit older.
 """
 
 import logging
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.core.groups.settings import GroupSettings
+from babelbus.errors import StorageError
 from babelbus.storage import notes
+from babelbus.storage.errors import TooManyFilesError
 from babelbus.storage.files import FileSystem
 from babelbus.storage.notes import DamagedNoteError, Note
 
@@ -55,29 +57,30 @@ class GroupFile:
 
         Raises:
             DamagedNoteError: there is a file, but no file can be read, or a group in it cannot.
-            StorageError: the disk refused.
+            TooManyFilesError: no further file can be opened.
         """
         versions: list[_Stored] = []
-        damaged: list[DamagedNoteError] = []
+        unreadable: list[str] = []
         for note in self._notes:
             try:
                 stored = note.read()
-            except DamagedNoteError as error:
-                damaged.append(error)
+            except TooManyFilesError:
+                raise
+            except StorageError as error:
+                unreadable.append(note.path)
+                log.error("%s; the groups go on one commit earlier, if the other file can be read", error)
             else:
                 versions += [stored] if stored is not None else []
         if not versions:
-            if damaged:
+            if unreadable:
                 raise DamagedNoteError(
-                    " and ".join(error.path for error in damaged),
+                    " and ".join(unreadable),
                     "none can be read",
                     "put a copy back, or move them away: then there are no consumer groups until they are made anew",
                 )
             return 0, []
-        if damaged:
-            log.error("%s; the groups go on one commit earlier", damaged[0])
         newest = max(versions, key=lambda version: version.sequence)
-        if len(versions) == 1 and not damaged and newest.sequence > 1:
+        if len(versions) == 1 and not unreadable and newest.sequence > 1:
             missing = self._notes[(newest.sequence + 1) % 2].path
             log.error("%s is missing; perhaps the groups go on one commit earlier", missing)
         try:
