@@ -332,6 +332,31 @@ def test_a_segment_begun_before_a_power_loss_is_removed_as_a_start_would() -> No
     assert_goes_on(files, 2999)
 
 
+@pytest.mark.parametrize("content", [b"", b"no record"])
+@pytest.mark.parametrize("base", [0, 100, 8999])
+def test_a_file_that_looks_like_a_rescue_does_not_replace_durable_records(base: int, content: bytes) -> None:
+    for mend in (repaired, raw_records):
+        files = stored()
+        files.replace_file(path_of(base, ".rescued"), content)
+        (problem,) = check_folder(files, DATA).problems
+        assert (problem.kind, problem.file) == ("leftover", path_of(base, ".rescued"))
+        assert "give it another name" in problem.repair
+        mend(files)
+        assert set(raw_records(files)) == set(range(9000))
+        assert bytes(files.content(path_of(base, ".rescued.damaged"))) == content
+
+
+@pytest.mark.parametrize("records", [0, 10])
+def test_a_rescue_that_was_cut_short_is_finished(records: int) -> None:
+    files = stored(1)
+    rescued = encode_payloads([b"new"] * records, [NOW] * records, 3000).data if records else b""
+    files.replace_file(path_of(3000, ".rescued"), bytes(rescued))
+    files.replace_file(path_of(3010), b"")  # which the rescue replaces
+    assert "finish it" in {each.repair for each in check_folder(files, DATA).problems}
+    repaired(files)
+    assert_goes_on(files, 3000 + records)
+
+
 def compacted() -> FaultyFiles:
     files = FaultyFiles()
     settings = LogSettings(cleanup="compact")

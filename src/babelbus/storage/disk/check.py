@@ -17,7 +17,7 @@ from babelbus.errors import StorageError
 from babelbus.storage.disk import checkpoint as checkpoints
 from babelbus.storage.disk.checkpoint import Checkpoint
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, UNKNOWN_SUM, decode
-from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, find_leftovers
+from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, find_leftovers, is_foreign_rescue, parse_base
 from babelbus.storage.disk.scan import OFFSET_MAX, Scan, scan, written_size
 from babelbus.storage.disk.segment import DERIVED_SUFFIXES, base_name
 from babelbus.storage.disk.store import REMOVED_PREFIX, parse_number, topic_of
@@ -226,7 +226,7 @@ def look(files: FileSystem, folder: str, meter: Meter, *, live: bool) -> tuple[l
     """
     # In this order: what a running server adds meanwhile is behind the sizes, and the checkpoint in front of them.
     known = checkpoints.note(files, folder).recall()
-    problems = _leftovers(files, folder) if not live else []
+    problems = _leftovers(files, folder, known) if not live else []
     bases = find_bases(files, folder)
     sizes = {base: _size(files, f"{folder}/{base_name(base)}.log") for base in bases}
     if live:
@@ -290,11 +290,17 @@ def _size(files: FileSystem, path: str) -> int | None:
         file.close()
 
 
-def _leftovers(files: FileSystem, folder: str) -> list[Problem]:
+def _leftovers(files: FileSystem, folder: str, known: Checkpoint | None) -> list[Problem]:
     """Find what the next start would remove or finish (recovery.py)."""
-    names, reason = files.list_folder(folder), "a rescue after a failed flush was cut short"
-    rescued = [name for name in names if name.endswith(RESCUED_SUFFIX)]
-    found = [Problem("leftover", f"{folder}/{name}", reason, "finish it") for name in rescued]
+    names = files.list_folder(folder)
+    found = []
+    for name in names:
+        if (parsed := parse_base(name)) is None or parsed[1] != RESCUED_SUFFIX:
+            continue
+        reason, fix = "a rescue after a failed flush was cut short", "finish it"
+        if is_foreign_rescue(parsed[0], known):
+            reason, fix = "no rescue of this log: the records behind its offset were durable", "give it another name"
+        found.append(Problem("leftover", f"{folder}/{name}", reason, fix))
     leftovers = find_leftovers(names).items()
     return found + [Problem("leftover", f"{folder}/{name}", why, "remove it") for name, why in leftovers]
 

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 RESCUED_SUFFIX = ".rescued"
 """Records behind a failed flush, whole and durable: they become a segment in the place of all from this base on."""
+FOREIGN_SUFFIX = ".damaged"
 TORN_RECORD_BYTES_MAX = 64 * 2**20
 """The largest record that a lost page can be told of: what one append brings is no larger."""
 PAGE_BYTES = 4096
@@ -140,8 +141,19 @@ def finish_rescue(files: FileSystem, folder: str) -> None:
     """Replace the segments of a rescue that a crash cut short; only the rescued records are surely durable."""
     for name in files.list_folder(folder):
         parsed = parse_base(name)
-        if parsed is not None and parsed[1] == RESCUED_SUFFIX:
+        if parsed is None or parsed[1] != RESCUED_SUFFIX:
+            continue
+        if is_foreign_rescue(parsed[0], checkpoints.note(files, folder).recall()):
+            files.rename(f"{folder}/{name}", f"{folder}/{name}{FOREIGN_SUFFIX}")
+            files.flush_folder(folder)
+            log.error("%s/%s: renamed and not used: the records behind its offset were durable", folder, name)
+        else:
             replace_from(files, folder, parsed[0])
+
+
+def is_foreign_rescue(base: int, known: Checkpoint | None) -> bool:
+    """Return whether a rescue would replace records that were durable: a rescue begins where they end."""
+    return known is not None and base < known.durable_end
 
 
 def replace_from(files: FileSystem, folder: str, base: int) -> None:
