@@ -11,6 +11,7 @@ from babelbus.protocols.jebp.box import Opener, Sealer
 from babelbus.protocols.jebp.codec import decode_request, decode_response, encode_request, request_parts
 from babelbus.protocols.jebp.decoder import ClientDecoder, ServerDecoder
 from babelbus.protocols.jebp.messages import (
+    CallItems,
     CreateRecord,
     CreateRecords,
     CreateTopic,
@@ -21,6 +22,7 @@ from babelbus.protocols.jebp.messages import (
     Response,
     Subscribe,
 )
+from babelbus.protocols.jebp.proved import ProvedOpener, encode_opened
 from babelbus.protocols.jebp.status import Outcome
 
 KEY = bytes.fromhex("ec88f6e13b22bf9f04d480e0d8525c08ac7e2f48e212742bcbcafa104a74b08d")
@@ -223,6 +225,17 @@ def test_what_was_whole_before_the_peer_broke_the_protocol_is_given_first(broken
         with pytest.raises(RemoteProtocolError):
             decoder.events()
         decoder.receive_data(b"more")
+
+
+def test_requests_before_a_broken_one_and_a_large_one_are_given_once() -> None:
+    contents = [encode_request(RemoveTopic("news"))] * 3
+    contents += [encode_request(CallItems([(1, 0x7F, b"")])), encode_request(CreateRecord("news", 5, bytes(5000)))]
+    fronted = ServerDecoder(ProvedOpener(KEY, CLIENT_NONCE))
+    for decoder, data in ((server_decoder(), client_sealer().seal_many(contents)), (fronted, encode_opened(contents))):
+        decoder.receive_data(data)
+        assert decoder.events() == [RemoveTopic("news")] * 3
+        with pytest.raises(RemoteProtocolError, match="item of call 1 is of the unknown kind 127"):
+            decoder.events()
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])

@@ -103,8 +103,8 @@ class _Decoder(Generic[M]):
                     end = start + length
                     if length > SMALL_BYTES_MAX:
                         if small:
-                            self._open(small, messages)
-                            small = []
+                            before, small = small, []  # they are opened once, also if one of them is broken
+                            self._open(before, messages)
                         self._gather_bytes = length
                         position = self._gather(data, start, messages)
                         continue
