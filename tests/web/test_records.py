@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -254,6 +255,21 @@ def test_records_are_exported_as_json_lines_and_as_csv_without_formulas() -> Non
         assert [json.loads(line)["offset"] for line in content.splitlines()] == [90, 91, 92]
         status, _, _ = await raw(call, "/api/topics/orders/export?format=xml")
         assert status == 400
+
+    serve(test)
+
+
+def test_an_export_of_a_topic_that_is_removed_meanwhile_does_not_end_like_a_whole_one() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.bus.topic("orders")
+        await put(bus, "orders", *[Event("orders", bytes(2**20)) for _ in range(40)])  # more than sockets hold
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with call.session.get(f"{call.base}/api/topics/orders/export", headers=headers) as reply:
+            assert reply.status == 200
+            await reply.content.readany()
+            await bus.broker.remove_topic("orders", principal=SERVER).wait()
+            with pytest.raises(ClientPayloadError):
+                await reply.read()
 
     serve(test)
 

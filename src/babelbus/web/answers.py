@@ -50,7 +50,7 @@ from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, S
 from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.callers import caller_of
-from babelbus.web.calls import BODY_BYTES_MAX, SAFE_HEADERS, Call, Lines
+from babelbus.web.calls import BODY_BYTES_MAX, LINES_BEGUN, SAFE_HEADERS, Call, Lines
 from babelbus.web.errors import (
     ClientExistsError,
     ImportedPrincipalError,
@@ -164,7 +164,12 @@ async def answer_errors(request: web.Request, handler: HttpHandler) -> web.Strea
         log.debug("%s %s: the client disconnected: %s", request.method, request.path, error)
         return web.Response(status=500)
     except Exception as error:
-        return answer_of(error, f"{request.method} {request.path}", caller_of(request))
+        reply = answer_of(error, f"{request.method} {request.path}", caller_of(request))
+        if LINES_BEGUN in request and request.transport is not None:
+            # The lines would not end with a second response among them, and must not end as if they were complete.
+            log.info("%s %s: cut short: %s", request.method, request.path, error)
+            request.transport.close()
+        return reply
 
 
 def answer_of(error: Exception, request: str, caller: Identity | None) -> web.Response:

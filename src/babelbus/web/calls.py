@@ -4,7 +4,7 @@ The handlers see a `Call`: they know neither how the request came nor how its ca
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 
@@ -14,6 +14,8 @@ LINES_TYPE = "application/x-ndjson"
 LINES_HEADERS: Mapping[str, str] = {hdrs.CONTENT_TYPE: LINES_TYPE}
 SAFE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """No cache keeps an answer, and no browser takes it for anything else."""
+LINES_BEGUN: Final = web.RequestKey("lines_begun", bool)
+"""Of a request whose answer of lines has begun: an error can only cut it short."""
 BODY_BYTES_MAX = 2**20
 """The longest body, unless a handler takes longer ones."""
 
@@ -93,5 +95,6 @@ class HttpCall:
     async def begin_lines(self, headers: Mapping[str, str] = LINES_HEADERS) -> Lines:
         """Begin an answer of lines."""
         response = web.StreamResponse(headers={**headers, **SAFE_HEADERS})
+        self._request[LINES_BEGUN] = True
         await response.prepare(self._request)
         return response
