@@ -54,3 +54,21 @@ def test_changes_of_the_list_are_in_the_audit(house: House) -> None:
             ("alice", [made], [changed]),
             ("alice", [changed], [None]),
         ]
+
+
+def test_changes_of_the_files_are_in_the_audit_when_they_are_read_again(house: House) -> None:
+    house.grant("alice admin $server")
+    path = house.conf / "client_fingerprints"
+    kept, fingerprint = path.read_text(), "b" * 64
+    client = {"fingerprint": fingerprint, "name": "by-hand", "admin": False}
+    with Admin(house, house.alice) as alice:
+        before = len(house.audit())
+        path.write_text(f"{kept}{fingerprint} by-hand\n")
+        assert alice.ask("POST", "/api/reload") == 200
+        path.write_text(kept)
+        house.run(house.server.reload)  # as on SIGHUP
+        records = [one for one in house.audit()[before:] if one["kind"] == "change"]
+        assert [(one["principal"], one.get("before"), one.get("after")) for one in records] == [
+            ("alice", [None], [client]),
+            ("server", [client], [None]),
+        ]

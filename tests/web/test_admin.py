@@ -69,7 +69,7 @@ class FakeServer:
     def connections(self) -> dict[str, Collection[Connected]]:
         return {}
 
-    async def reload(self) -> None:
+    async def reload(self, by: Identity = SERVER) -> None:
         self.reloads += 1
 
     def clients(self) -> list[ClientLine]:

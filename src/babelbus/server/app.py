@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -437,10 +437,11 @@ class Server:
             await asyncio.get_running_loop().run_in_executor(None, change)
             self._import_clients()
 
-    async def reload(self) -> None:
+    async def reload(self, by: Identity = SERVER) -> None:
         """Read the lists of clients and topics and the certificates again.
 
-        Clients that are not in the lists any more lose their connection.
+        Clients that are not in the lists any more lose their connection. The audit has each client that has changed,
+        and who asked for the reload: the server itself after a SIGHUP.
 
         Nobody has to wait any longer for wrong proofs of identity.
 
@@ -453,7 +454,9 @@ class Server:
         run = asyncio.get_running_loop().run_in_executor
         listed = await run(None, self._lists.read_topics)  # before anything changes
         async with self._lists_lock:
+            clients = self._lists.clients
             await run(None, self._lists.reload)
+            self._note_changes(clients, by)
         self.proofs.guessing.clear()
         self._import_clients()
         await self.topic_list.reconcile(listed, before)
@@ -461,6 +464,14 @@ class Server:
         await run(None, self.certificates.reload)
         if self._core_end is not None:
             await self._core_end.reload()
+
+    def _note_changes(self, clients: Mapping[str, ClientEntry], by: Identity) -> None:
+        """Record in the audit what the lists of clients say otherwise than before."""
+        now, audit = self._lists.clients, self.broker.gate.audit
+        for fingerprint in {**clients, **now}:
+            before, after = clients.get(fingerprint), now.get(fingerprint)
+            if before != after:
+                audit.listed(by, msgspec.to_builtins(before), msgspec.to_builtins(after))
 
     async def _clean(self) -> None:
         """Run retention and compaction at every interval of the cleaner."""

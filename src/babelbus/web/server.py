@@ -9,7 +9,7 @@ from aiohttp import web
 import babelbus
 from babelbus.clock import Clock
 from babelbus.config import Config
-from babelbus.core.access import Action, Identity, may
+from babelbus.core.access import SERVER, Action, Identity, may
 from babelbus.core.broker import Broker
 from babelbus.listening.connections import Connected
 from babelbus.web.answers import answer
@@ -57,8 +57,8 @@ class Host(ClientList, Protocol):
     def connections(self) -> dict[str, Collection[Connected]]:
         """Return the open connections of each protocol."""
 
-    async def reload(self) -> None:
-        """Read the lists of clients and rights again, as on SIGHUP."""
+    async def reload(self, by: Identity = SERVER) -> None:
+        """Read the lists of clients and rights again, as on SIGHUP; `by` asked for it."""
 
 
 class ServerRoutes:
@@ -80,7 +80,7 @@ class ServerRoutes:
 
     async def _reload(self, call: Call) -> web.Response:
         check_admin(call)
-        await self._server.reload()
+        await self._server.reload(call.principal)
         return answer({"reloaded": True})
 
 
