@@ -1,6 +1,7 @@
 """Where urls lead: each rule of section 6.1, in its order."""
 
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message
 from babelbus.protocols.zbus.routing import (
+    ENTRIES_MAX,
     BindTable,
+    Prefixes,
     UrlEntry,
     command_of_query,
     read_bindings,
@@ -185,3 +188,34 @@ def test_a_bind_that_is_wrong_is_refused_with_its_text(body: bytes | None, text:
     with pytest.raises(MalformedMessageError) as caught:
         read_bindings(Message({"mq": "MyRpc"}, body=body, body_kind="bytes"), "MyRpc")
     assert (caught.value.status, caught.value.text) == (400, text)
+
+
+def test_a_principal_has_half_of_the_table_and_gives_back_what_it_clears() -> None:
+    bindings = BindTable(entries_max=4)
+    bindings.bind("A", [UrlEntry("/a", "A"), UrlEntry("/b", "A")], principal="alice")
+    with pytest.raises(MalformedMessageError, match="'alice', limit 2"):
+        bindings.bind("B", [UrlEntry("/c", "B")], principal="alice")
+    bindings.bind("C", [UrlEntry("/c", "C")], principal="bob")
+    bindings.bind("A", [UrlEntry("/d", "A")], principal="alice")
+    bindings.bind("B", [UrlEntry("/e", "B")], principal="alice")
+    assert [bindings.find(url) for url in ("/a", "/c", "/d", "/e")] == [None, "C", "A", "B"]
+
+
+def test_a_bind_names_no_more_urls_than_the_table_has() -> None:
+    def message(count: int) -> Message:
+        entries = [{"url": f"/{number}", "mq": "Q"} for number in range(count)]
+        return Message({"id": "1"}, body=json.dumps(entries).encode(), body_kind="json")
+
+    assert len(read_bindings(message(ENTRIES_MAX), "Q")) == ENTRIES_MAX
+    with pytest.raises(MalformedMessageError, match="limit"):
+        read_bindings(message(ENTRIES_MAX + 1), "Q")
+
+
+URLS = st.text("/ab", max_size=5)
+
+
+@given(st.lists(URLS, max_size=8), URLS)
+def test_prefixes_are_found_as_by_looking_at_each(urls: list[str], text: str) -> None:
+    prefixes = Prefixes(urls)
+    assert prefixes.begin(text) == any(text.startswith(url) for url in urls)
+    assert prefixes.has_below(text) == any(url.startswith(text) for url in urls)

@@ -49,7 +49,7 @@ from babelbus.protocols.zbus.messages import PROTOCOL, Mask, Message
 from babelbus.protocols.zbus.proofs import Prover, ReplayGuard
 from babelbus.protocols.zbus.records import from_record
 from babelbus.protocols.zbus.rooted import bound
-from babelbus.protocols.zbus.routing import BindTable, UrlEntry, path_of
+from babelbus.protocols.zbus.routing import BindTable, Prefixes, UrlEntry, path_of
 from babelbus.protocols.zbus.services import Services
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_bodies
@@ -568,7 +568,8 @@ class Hub:
         root = principal.root
         if root is not None:
             entries = [UrlEntry(bound(entry.url, root), mq) for entry in entries]
-        self.bindings.bind(mq, entries, clear=clear)
+        name = "" if principal.rights is None else principal.name
+        self.bindings.bind(mq, entries, clear=clear, principal=name)
 
     def _check_urls(self, mq: str, entries: Collection[UrlEntry], principal: Identity) -> None:
         """Check that urls take no calls from the services of others, whose urls begin alike."""
@@ -576,15 +577,12 @@ class Hub:
         everything = EVERYTHING if root is None else root.pattern
         if any(not url.strip("/") for url in urls) and not covers(principal, Action.MANAGE, everything):
             raise refusal(principal, Action.MANAGE, text_of(everything))
-        kept = urls if root is None else [bound(url, root) for url in urls]
-        taken = {owner for url, owner in self.bindings.items() if any(_meet(url, own) for own in kept)}
+        own = Prefixes(urls)
+        kept = own if root is None else Prefixes([bound(url, root) for url in urls])
+        taken = {owner for url, owner in self.bindings.items() if kept.begin(url) or kept.has_below(url)}
         mqs = [topic.name for topic in self._mqs() if root is None or root.contains(topic.name)]
         paths = ((path_of(principal.relative(name)), name) for name in mqs)
-        taken |= {
-            owner
-            for path, owner in paths
-            if any(path.startswith(own) or f"{own}/".startswith(f"{path}/") for own in urls)
-        }
+        taken |= {owner for path, owner in paths if own.begin(path) or own.has_below(f"{path}/")}
         for owner in sorted(taken - {mq}):
             topic = self.find_topic(owner)
             try:
@@ -678,10 +676,6 @@ class Hub:
         for peer in self.peers.values():
             peer.hold()
         self.calls.close()
-
-
-def _meet(url: str, other: str) -> bool:
-    return url.startswith(other) or other.startswith(url)
 
 
 def _format_id(digits: str) -> str:

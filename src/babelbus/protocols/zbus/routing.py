@@ -1,6 +1,7 @@
 """Where a url leads (docs/specifications/zbus.md, sections 4.7, 6.1 and 6.2)."""
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -21,6 +22,9 @@ class UrlEntry(msgspec.Struct, frozen=True):
     mq: str
 
 
+ENTRIES_MAX = 10_000
+"""Most urls that are bound."""
+
 _decode_entries = msgspec.json.Decoder(list[UrlEntry]).decode
 
 
@@ -36,17 +40,43 @@ def read_bindings(message: Message, mq: str) -> list[UrlEntry]:
         entries = _decode_entries(message.body)
     except (ValueError, RecursionError) as error:
         raise MalformedMessageError("bind command, body is no list of url and mq") from error
+    if len(entries) > ENTRIES_MAX:  # before each is looked at
+        raise MalformedMessageError(f"{len(entries)} urls to bind, limit {ENTRIES_MAX}")
     if any(entry.mq != mq for entry in entries):
         raise MalformedMessageError(messages.BIND_OTHER_MQ)
     return entries
 
 
+class Prefixes:
+    """Urls as prefixes, found by bisection: to compare ten thousand with ten thousand others takes ten seconds."""
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._all = sorted(urls)
+        self._shortest: list[str] = []
+        """Those that begin with none of the others: of them, only the last one before a text can be its beginning."""
+        for url in self._all:
+            if not self._shortest or not url.startswith(self._shortest[-1]):
+                self._shortest.append(url)
+
+    def begin(self, text: str) -> bool:
+        """Return whether a text begins with one of the urls."""
+        at = bisect_right(self._shortest, text)
+        return at > 0 and text.startswith(self._shortest[at - 1])
+
+    def has_below(self, text: str) -> bool:
+        """Return whether one of the urls begins with a text."""
+        at = bisect_left(self._all, text)
+        return at < len(self._all) and self._all[at].startswith(text)
+
+
 class BindTable:
     """The bound url prefixes of a server. They survive their clients and belong to nobody; the last binding wins."""
 
-    def __init__(self, *, entries_max: int = 10_000) -> None:
+    def __init__(self, *, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max = entries_max
         self._by_url: dict[str, str] = {}
+        self._principals: dict[str, str] = {}
+        """Url -> the principal that has bound it, while the gate is on."""
         self._lengths: list[int] = []
 
     def __len__(self) -> int:
@@ -56,8 +86,10 @@ class BindTable:
         """Return the prefixes with their MQs."""
         return list(self._by_url.items())
 
-    def bind(self, mq: str, entries: Iterable[UrlEntry], *, clear: bool = True) -> None:
+    def bind(self, mq: str, entries: Collection[UrlEntry], *, clear: bool = True, principal: str = "") -> None:
         """Register prefixes for an MQ; with `clear` its earlier ones are forgotten first.
+
+        A `principal` may have half of the table; without one nobody is asked for rights.
 
         Raises:
             MalformedMessageError: there would be more than `entries_max`; nothing has changed.
@@ -66,7 +98,13 @@ class BindTable:
         table.update((entry.url, mq) for entry in entries)
         if len(table) > self._entries_max:
             raise MalformedMessageError(f"{len(table)} urls bound, limit {self._entries_max}")
+        principals = {url: name for url, name in self._principals.items() if url in table}
+        principals.update((entry.url, principal) for entry in entries)
+        count = sum(name == principal for name in principals.values()) if principal else 0
+        if count > self._entries_max // 2:
+            raise MalformedMessageError(f"{count} urls bound by {principal!r}, limit {self._entries_max // 2}")
         self._by_url = table
+        self._principals = principals
         self._lengths = sorted({len(url) for url in table}, reverse=True)
 
     def find(self, url: str) -> str | None:
