@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from babelbus.client import BlockingClient as JebpClient
+from babelbus.core.access import SERVER
 from babelbus.protocols.jebp.identity import Identity
 from tests.access.drivers import Admin
 from tests.access.house import House
@@ -66,7 +68,7 @@ def test_changes_of_the_files_are_in_the_audit_when_they_are_read_again(house: H
         path.write_text(f"{kept}{fingerprint} by-hand\n")
         assert alice.ask("POST", "/api/reload") == 200
         path.write_text(kept)
-        house.run(house.server.reload)  # as on SIGHUP
+        house.run(partial(house.server.reload, SERVER))  # as on SIGHUP
         records = [one for one in house.audit()[before:] if one["kind"] == "change"]
         assert [(one["principal"], one.get("before"), one.get("after")) for one in records] == [
             ("alice", [None], [client]),

@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from babelbus.config import (
     ZbusSettings,
     load,
 )
+from babelbus.core.access import SERVER
 from babelbus.errors import ConfigError
 from babelbus.listening.certificates import Certificates, PeerCertificate, Tls
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -270,7 +272,7 @@ def serial_of(client: socket.socket) -> str:
 
 
 def reload(live: LiveServer) -> None:
-    live.run(live.server.reload)
+    live.run(partial(live.server.reload, SERVER))
 
 
 @pytest.mark.parametrize("renew", [reload, lambda live: live.server.certificates.check()], ids=["signal", "watch"])

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from babelbus.config import SbusSettings, WorterbuchSettings, ZbusSettings
+from babelbus.core.access import SERVER
 from babelbus.errors import ConfigError
 from babelbus.protocols.worterbuch.service import WorterbuchService
 from babelbus.protocols.zbus.messages import Message
@@ -95,7 +97,7 @@ def test_guesses_count_together_at_all_doors_and_a_reload_ends_the_wait(tmp_path
 
         assert zbus_answer("wrong") == "signature mismatched"
         assert zbus_answer("secret") == "too many wrong signatures, try again later"
-        live.call(live.server.reload)  # type: ignore[unused-coroutine]  # `call` awaits it
+        live.call(partial(live.server.reload, SERVER))  # type: ignore[unused-coroutine]  # `call` awaits it
         assert zbus_answer("secret") == []
         sample = live.server.metrics.registry.get_sample_value
         for protocol in ("worterbuch", "zbus"):

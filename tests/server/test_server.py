@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 
 from babelbus.clock import SystemClock
 from babelbus.config import AdminSettings, JebpSettings, ServerSettings, TopicDefaults
+from babelbus.core.access import SERVER
 from babelbus.errors import ConfigError
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake
@@ -260,11 +262,11 @@ def test_a_reload_lets_clients_in_and_closes_those_that_were_removed(live: LiveS
     clients = live.conf / "client_fingerprints"
     before = clients.read_text()
     clients.write_text(f"{before}{guest.fingerprint} guest\n")
-    live.run(live.server.reload)
+    live.run(partial(live.server.reload, SERVER))
     caller, admin = Caller(live.address, guest).connect(), live.caller()
     assert said(caller.ask(create_topic("a"))[0]) == "b730"
     clients.write_text(before)
-    live.run(live.server.reload)
+    live.run(partial(live.server.reload, SERVER))
     assert caller.is_closed()
     caller.close()
     assert said(admin.ask(create_topic("a"))[0]) == "a130"  # who stayed in the list stayed connected
@@ -277,11 +279,11 @@ def test_a_reload_of_a_list_that_is_wrong_names_the_line_and_changes_nothing(liv
         good = clients.read_text()
         clients.write_text("nonsense\n")
         with pytest.raises(ConfigError, match="client_fingerprints, line 1"):
-            live.run(live.server.reload)
+            live.run(partial(live.server.reload, SERVER))
         clients.write_text("# nobody\n")
         topics.write_text("a,b\n")
         with pytest.raises(ConfigError, match="topics, line 1"):
-            live.run(live.server.reload)
+            live.run(partial(live.server.reload, SERVER))
         assert said(admin.ask(create_topic("a"))[0]) == "a130"
         clients.write_text(good)
 
@@ -292,7 +294,7 @@ def test_topics_that_are_written_into_the_list_by_hand_are_made(tmp_path: Path) 
         caller.ask(create_topic("first"))
         live.until(lambda: live.server.topic_list.last.done)
         topics.write_text("# ours\nfirst 2\nsecond\n\nthird 3\n")
-        live.run(live.server.reload)
+        live.run(partial(live.server.reload, SERVER))
         counts = live.call(lambda: {name: len(one.partitions) for name, one in live.server.topic_list.topics().items()})
         assert counts == {"first": 2, "second": 1, "third": 3}
         caller.ask(remove_topic("second"), create_topic("fourth"))

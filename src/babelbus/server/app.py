@@ -437,7 +437,7 @@ class Server:
             await asyncio.get_running_loop().run_in_executor(None, change)
             self._import_clients()
 
-    async def reload(self, by: Identity = SERVER) -> None:
+    async def reload(self, by: Identity) -> None:
         """Read the lists of clients and topics and the certificates again.
 
         Clients that are not in the lists any more lose their connection. The audit has each client that has changed,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import babelbus
 from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
+from babelbus.core.access import Identity
 from babelbus.errors import StorageError
 from babelbus.limited_log import LimitedLog
 from babelbus.link.client import EdgeListener
@@ -486,10 +487,10 @@ class Member:
         """Whether the gate asks for rights here; at a member that is not the owner, the owner asks."""
         return self.server is None or self.server.enforcing
 
-    async def reload(self) -> None:
+    async def reload(self, by: Identity) -> None:
         """Read the lists of clients and topics and the certificates again, where this member has them."""
         if self.server is not None:
-            await self.server.reload()
+            await self.server.reload(by)
         await self._in_thread(self._certificates.reload)
 
     # -- helpers -----------------------------------------------------------------------------------------------------

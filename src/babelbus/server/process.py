@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from babelbus.config import Config
+from babelbus.core.access import SERVER, Identity
 from babelbus.descriptors import raise_limit
 from babelbus.errors import BabelbusError
 from babelbus.protocols.registry import SERVICES
@@ -37,8 +38,8 @@ class Running(Protocol):
     def enforcing(self) -> bool:
         """Whether the gate asks for rights; a member that is not the owner leaves it to the owner."""
 
-    async def reload(self) -> None:
-        """Read the lists of clients and topics and the certificates again."""
+    async def reload(self, by: Identity) -> None:
+        """Read the lists of clients and topics and the certificates again; `by` asked for it."""
 
 
 Ready = Callable[[Running], None]
@@ -68,7 +69,7 @@ class _Process:
     async def _reload(self, running: Running) -> None:
         self.supervisor.send_reloading()
         try:
-            await running.reload()
+            await running.reload(SERVER)
         except (BabelbusError, OSError) as error:
             log.error("reload: %s", error)
         finally:

@@ -9,7 +9,7 @@ from aiohttp import web
 import babelbus
 from babelbus.clock import Clock
 from babelbus.config import Config
-from babelbus.core.access import SERVER, Action, Identity, may
+from babelbus.core.access import Action, Identity, may
 from babelbus.core.broker import Broker
 from babelbus.listening.connections import Connected
 from babelbus.web.answers import answer
@@ -57,7 +57,7 @@ class Host(ClientList, Protocol):
     def connections(self) -> dict[str, Collection[Connected]]:
         """Return the open connections of each protocol."""
 
-    async def reload(self, by: Identity = SERVER) -> None:
+    async def reload(self, by: Identity) -> None:
         """Read the lists of clients and rights again, as on SIGHUP; `by` asked for it."""
 
 
