@@ -16,6 +16,8 @@ Node = Branch | tuple[str, ...]
 SEPARATOR = "/"
 LEAVES_MAX = 16
 """Most names of leaves in a tuple: each new name copies the tuple."""
+PARENTS_MAX = 4096
+"""Parents that are found without a walk: new keys mostly come to a parent that others came to lately."""
 
 
 class KeyPattern(msgspec.Struct, frozen=True):
@@ -42,29 +44,52 @@ class Names:
     def __init__(self, keys: Collection[str]) -> None:
         self._keys = keys
         self._root: Branch = {}
+        self._parents: dict[str, tuple[Branch, str]] = {}
+        """By the path of a parent, the node above it and its name there."""
 
     def add(self, key: str) -> int:
-        """Build the nodes of a key; return how many of its elements were there, from the left. About 1 us a new key."""
-        node = self._root
+        """Build the nodes of a key; return how many of its elements were there, from the left. About 0.6 us a key."""
+        path, separator, last = key.rpartition(SEPARATOR)
+        parent = self._parents.get(path) if separator else None
+        if parent is None:
+            return self._build(key, path)
+        above, name = parent
+        children = above[name]
+        there = key.count(SEPARATOR)
+        if last in children:
+            return there + 1
+        if isinstance(children, dict):
+            children[sys.intern(last)] = _LEAF
+        else:
+            above[name] = _with_leaf(children, last)
+        return there
+
+    def _build(self, key: str, path: str) -> int:
+        """Build the nodes of a key below the parent at `path`, and remember the parent; see `add`."""
+        if len(self._parents) >= PARENTS_MAX:
+            self._parents.clear()
+        above = node = self._root
         elements = key.split(SEPARATOR)
-        there = 0
+        there, name = 0, ""
         for element in elements:
             child = node.get(element)
             if not isinstance(child, dict):
                 break
-            node = child
+            above, name, node = node, element, child
             there += 1
         else:
             return there
         leaves = _LEAF if child is None else child
         if there + 2 == len(elements):  # most keys
-            last = sys.intern(elements[-1])
-            if last in leaves:
+            element = sys.intern(element)
+            self._parents[path] = node, element
+            if elements[-1] in leaves:
                 return there + 2
-            fits = len(leaves) < LEAVES_MAX
-            # Half the time of `(*leaves, last)`.
-            node[sys.intern(element)] = leaves + (last,) if fits else _branch(leaves, [last])  # noqa: RUF005
-        elif there + 1 < len(elements):
+            node[element] = _with_leaf(leaves, elements[-1])
+            return there + (child is not None)
+        if there and there + 1 == len(elements):
+            self._parents[path] = above, name
+        if there + 1 < len(elements):
             node[sys.intern(element)] = _branch(leaves, elements[there + 1 :])
             there += elements[there + 1] in leaves
         elif child is None:
@@ -89,6 +114,7 @@ class Names:
         left, prefix = len(elements), key
         while left:
             left -= 1
+            self._parents.pop(prefix, None)
             parent, name = path[left], elements[left]
             if isinstance(parent, dict):
                 del parent[name]
@@ -167,6 +193,13 @@ class Names:
 
 
 _LEAF: tuple[str, ...] = ()
+
+
+def _with_leaf(leaves: tuple[str, ...], name: str) -> Node:
+    """Return a node that has these leaves and one more."""
+    if len(leaves) >= LEAVES_MAX:
+        return _branch(leaves, [name])
+    return leaves + (sys.intern(name),)  # noqa: RUF005 - half the time of `(*leaves, name)`
 
 
 def _branch(leaves: tuple[str, ...], names: list[str]) -> Branch:
