@@ -13,6 +13,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from itertools import repeat
 
 import msgspec
 
@@ -201,16 +202,12 @@ class StateLog:
         return made
 
     def _encode(self, changes: Sequence[Change], headers: Headers, encoded: bytes, offset: int) -> RecordBatch | None:
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        kind_set, now = Kind.SET, self._topic.stamp()
-        for kind, key, value, _, version in changes:
-            if kind is not kind_set or version or key is None or key[:1] == "$":
-                records = list(self._records(changes, headers, now))
-                return encode_batch(records, offset) if records else None
-            keys.append(key.encode())
-            values.append(value)
-        return encode_keyed(keys, values, encoded, now, offset)
+        kinds, keys, values, _, versions = zip(*changes, strict=True)
+        now = self._topic.stamp()
+        if kinds.count(Kind.SET) < len(kinds) or any(versions) or any(map(str.startswith, keys, repeat("$"))):
+            records = list(self._records(changes, headers, now))
+            return encode_batch(records, offset) if records else None
+        return encode_keyed(list(map(str.encode, keys)), values, encoded, now, offset)
 
     def _records(self, changes: Sequence[Change], headers: Headers, now: int) -> Iterator[Record]:
         for kind, key, value, _, version in changes:
@@ -370,10 +367,15 @@ class StateLog:
         yield encode(_Head(CHECKPOINT_FORMAT, snapshot.offset, len(blocks), self._mark(snapshot.offset)))
         for first in blocks:  # block by block: a list of a million pairs would stay in the heap
             part = slice(first, first + BLOCK_KEYS)
-            pairs = zip(snapshot.keys[part], snapshot.entries[part], strict=True)
-            block = [(key, *parts_of(entry)) for key, entry in pairs if not is_transient(key)]
-            keys, values, versions = zip(*block, strict=True) if block else ((), (), ())
-            yield encode((keys, values, versions if any(versions) else []))
+            keys: Sequence[str] = snapshot.keys[part]
+            entries: Sequence[Entry] = snapshot.entries[part]
+            versions: Sequence[int] = ()
+            # Clients wait while this thread works in Python: most blocks have plain values alone, and none transient.
+            if Kept in set(map(type, entries)) or any(map(str.startswith, keys, repeat("$"))):
+                pairs = zip(keys, entries, strict=True)
+                block = [(key, *parts_of(entry)) for key, entry in pairs if not is_transient(key)]
+                keys, entries, versions = zip(*block, strict=True) if block else ((), (), ())
+            yield encode((keys, entries, versions if any(versions) else []))
         yield encode(snapshot.testaments)
 
 
