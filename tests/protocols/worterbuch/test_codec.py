@@ -385,6 +385,31 @@ def test_texts_of_one_chunk_read_the_same_together_and_alone(
         assert read == [*messages, good, *[decode_message(text)] * after]
 
 
+SET = b'{"set":{"transactionId":1,"key":"a","value":{"b":[{}]}}}'
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [SET[:-1] + SET[len(b'{"set":') :]],  # two objects
+        [SET[:-1] + b" " + SET[len(b'{"set":') :], b'{"set":{}}'],
+        # One object in two texts would make up for two in another one.
+        *(
+            [SET[:-1] + SET[len(b'{"set":') :], SET[:at] + b"}}", b'{"set":{' + SET[at:]]
+            for at in range(len(b'{"set":{'), len(SET) - 2)
+        ),
+        [SET[:-1] + SET[len(b'{"set":') :], SET[:-1], SET[-1:]],
+        [SET[:-1] + SET[len(b'{"set":') :], SET[:-1] + b"\r"],
+        [SET[:-2] + b',"set":1}}'[:-1] + b',"set":{}}}'],
+    ],
+)
+def test_texts_that_are_no_messages_alone_are_none_together(texts: list[bytes]) -> None:
+    assert decode_chunk([SET] * RUN_MIN) is not None
+    for order in (texts, texts[::-1]):
+        assert decode_chunk([*[SET] * RUN_MIN, *order]) is None
+        assert decode_chunk([*order, *[SET] * RUN_MIN]) is None
+
+
 @pytest.mark.parametrize("count", [1, 2, RUN])
 def test_a_line_may_be_as_long_as_the_limit_and_no_longer(count: int) -> None:
     line = b'{"set":{"transactionId":1,"key":"a","value":"%b"}}' % (b"x" * 50)

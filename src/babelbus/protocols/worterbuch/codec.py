@@ -7,13 +7,14 @@ message of an event is a head and a *tail*, which is encoded once for all receiv
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
 
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
 from babelbus.protocols.worterbuch.messages import ClientMessage, Keepalive, ServerInfo, SetRun, Version
-from babelbus.protocols.worterbuch.readers import READ_ERRORS, READERS, decode_set, read_value
+from babelbus.protocols.worterbuch.readers import READ_ERRORS, READERS, decode_sets, read_values
 from babelbus.protocols.worterbuch.values import INTEGER_MAX, text_json
 
 KEEPALIVE = b'""'
@@ -23,8 +24,8 @@ AUTHENTICATED = b'{"authenticated":{"transactionId":0}}'
 _BLANKS = b" \t\r\n"
 PART_BYTES = 256
 """Memory of a part of a line beside its bytes: a peer may send single bytes."""
-_SET = b'{"set":'
-_SET_BYTES = len(_SET)
+_SET_BYTES = len(b'{"set":')
+_SETS = (b'{"set":{', b'{"set": {')
 RUN_MIN = 16
 """So many sets in one chunk are read and stored by columns."""
 _EMPTY = (b"", b"\r")
@@ -44,23 +45,27 @@ def decode_message(text: bytes) -> ClientMessage:
 
 
 def decode_chunk(texts: Sequence[bytes]) -> SetRun | None:
-    """Return the texts of one chunk by columns, in half of the time, if all are sets; `None`: use `decode_messages`."""
-    if len(texts) < RUN_MIN or not texts[0].startswith(_SET) or not texts[-1].startswith(_SET):
+    """Return the texts of one chunk by columns, in a third of the time, if all are sets; `None`: use `decode_messages`.
+
+    The inner objects are decoded in one call. A text begins and ends with braces, which JSON cannot have on both sides
+    of a line end: so no object continues in the next text, and as many objects as texts are one in each.
+    """
+    if len(texts) < RUN_MIN or not all(map(bytes.startswith, texts, repeat(_SETS))):
         return None
-    transaction_ids, keys, values = [], [], []
+    if not all(map(bytes.endswith, texts, repeat(b"}}"))):
+        return None
+    inner = b"\n".join([text[_SET_BYTES:-1] for text in texts])
     try:
-        for text in texts:
-            if text[:_SET_BYTES] != _SET or text[-1] != _BRACE:
-                return None
-            if not text.isascii():
-                text.decode()
-            inner = decode_set(text[_SET_BYTES:-1])
-            transaction_ids.append(inner.transaction_id)
-            keys.append(inner.key)
-            values.append(read_value(inner.value))
+        if not inner.isascii():
+            inner.decode()
+        sets = decode_sets(inner)
+        values = read_values([one.value for one in sets])
     except READ_ERRORS:
         return None
-    return SetRun(transaction_ids, keys, values) if max(transaction_ids) <= INTEGER_MAX else None
+    transaction_ids = [one.transaction_id for one in sets]
+    if len(sets) > len(texts) or max(transaction_ids) > INTEGER_MAX:
+        return None
+    return SetRun(transaction_ids, [one.key for one in sets], values)
 
 
 def decode_messages(texts: Iterable[bytes], messages: list[ClientMessage]) -> None:

@@ -4,7 +4,8 @@ A reader takes valid UTF-8 and raises one of `READ_ERRORS`. Unknown members are 
 be `null`. The JSON library checks a value's syntax while it skips it, but not the range of its numbers: we do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -43,13 +44,19 @@ def _check_integer(number: int) -> int:
     return number
 
 
-def read_value(raw: msgspec.Raw) -> bytes:
+def read_value(raw: msgspec.Raw | bytes) -> bytes:
     """Return a value in bytes of its own."""
     value = bytes(raw)
     if value[0] != _QUOTE:
         check_value(value)
         return one_line(value)
     return value
+
+
+def read_values(raws: Iterable[msgspec.Raw]) -> list[bytes]:
+    """Return values in bytes of their own."""
+    values = list(map(bytes, raws))
+    return values if all(map(bytes.startswith, values, repeat(b'"'))) else list(map(read_value, values))
 
 
 def _read_handshake(text: bytes) -> m.Handshake:
@@ -98,12 +105,14 @@ class _Set(msgspec.Struct, rename="camel", gc=False):
     value: msgspec.Raw
 
 
-decode_set = msgspec.json.Decoder(_Set).decode
+_decode_set = msgspec.json.Decoder(_Set).decode
+decode_sets = msgspec.json.Decoder(_Set).decode_lines
+"""Reads one inner object of `set` behind the other."""
 
 
 def _read_set(text: bytes) -> tuple[int, str, bytes]:
     """Return transaction id, key and value of a `set` or a `publish`."""
-    inner = decode_set(text)
+    inner = _decode_set(text)
     return _check_integer(inner.transaction_id), inner.key, read_value(inner.value)
 
 
