@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babelbus.errors import LocalProtocolError
-from babelbus.protocols.worterbuch.values import ascii_json, nesting, one_line, parse_value, same_value, text_json
+from babelbus.protocols.worterbuch.lines import LINES
+from babelbus.protocols.worterbuch.values import (
+    ARRAYS_BYTES_MIN,
+    ascii_json,
+    nesting,
+    one_line,
+    parse_value,
+    same_value,
+    text_json,
+)
 
 numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
@@ -76,18 +85,23 @@ def test_neither_blanks_nor_escapes_nor_the_order_of_members_make_another_value(
 @given(values)
 def test_a_value_leaves_for_tcp_in_ascii_on_one_line_and_means_the_same(value: object) -> None:
     for text in (json.dumps(value, ensure_ascii=False, indent=1), json.dumps(value, ensure_ascii=False)):
-        sent = ascii_json(text.encode())
+        sent = LINES.encode([text.encode()])
         assert sent.isascii()
-        assert b"\n" not in sent
+        assert sent.count(b"\n") == 1
         assert b"\r" not in sent
         assert json.loads(sent) == value
         assert ascii_json(sent) == sent
+        many = ARRAYS_BYTES_MIN // len(text) + 1  # these are escaped by arrays
+        assert LINES.encode([text.encode()] * many) == sent * many
 
 
 def test_ascii_escapes_are_pairs_beyond_the_first_plane_and_the_rest_stays_as_it_was_written() -> None:
     assert (
         ascii_json('{"é" : "\\u00e9😀\\n", "x":1.0}'.encode()) == b'{"\\u00e9" : "\\u00e9\\ud83d\\ude00\\n", "x":1.0}'
     )
+    planes = '"\u00e9\u07ff\u0800\uffff\U00010000\U0010ffff\x7f"'.encode()
+    assert ascii_json(planes) == rb'"\u00e9\u07ff\u0800\uffff\ud800\udc00\udbff\udfff' + b'\x7f"'
+    assert ascii_json(planes * ARRAYS_BYTES_MIN) == ascii_json(planes) * ARRAYS_BYTES_MIN
     unchanged = b'{"a" : 1.50}'
     assert ascii_json(unchanged) is unchanged
 

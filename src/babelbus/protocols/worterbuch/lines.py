@@ -10,7 +10,7 @@ from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.session import Session
-from babelbus.protocols.worterbuch.values import ascii_json
+from babelbus.protocols.worterbuch.values import ascii_json, one_line
 
 
 class LineFraming:
@@ -19,9 +19,9 @@ class LineFraming:
     def encode(self, texts: Sequence[bytes]) -> bytes:
         """Return the lines of these messages."""
         data = b"\n".join(texts) + b"\n"
-        if data.isascii():
-            return data
-        return b"\n".join(map(ascii_json, texts)) + b"\n"
+        if data.count(b"\n") > len(texts) or b"\r" in data:
+            data = b"\n".join(map(one_line, texts)) + b"\n"
+        return ascii_json(data)
 
 
 LINES = LineFraming()
