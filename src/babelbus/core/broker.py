@@ -385,7 +385,7 @@ class Broker(Catalog):
         router, find = self.router, self._table.find
         if router.empty and not self._table.names:
             return NOTHING_PUBLISHED
-        own = self.state_receiver
+        own, unheard = self.state_receiver, router.empty
         headers = ((CONTENT_TYPE, JSON_TYPE), (SOURCE_HEADER, commit.source.encode()))
         recorded: list[Event] = []
         live: list[Event] = []
@@ -393,7 +393,7 @@ class Broker(Catalog):
             if kind in UNTOLD_KINDS or key is None or key.startswith(RESERVED_PREFIX):
                 continue
             topic = find(key)
-            if topic is None and all(receiver is own for _, receiver in router.route_of(key).receivers):
+            if topic is None and (unheard or all(receiver is own for _, receiver in router.route_of(key).receivers)):
                 continue
             payload = None if kind == Kind.DELETED else value
             (live if topic is None else recorded).append(Event(key, payload, key.encode(), headers, 0, own))

@@ -141,10 +141,9 @@ class TopicTable:
 
     def find(self, subject: str) -> str | None:
         """Return the name of the topic that records a subject, or `None`. Usually costs a dictionary look-up."""
-        try:
-            return self._cache[subject]
-        except KeyError:
-            pass
+        found = self._cache.get(subject, "")
+        if found != "":
+            return found
         name: str | None = subject
         while name is not None and name not in self.names:
             parent, slash, _ = name.rpartition("/")
