@@ -349,6 +349,28 @@ async def test_a_full_disk_takes_all_changes_of_the_commit_back() -> None:
     assert tree(state) == before | {"will": (b"1", 0)}
 
 
+@in_loop
+async def test_a_long_testament_that_the_disk_refuses_in_between_is_executed_at_the_next_start() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    state = bus.open_state()
+    goods = [f"goods/{number}" for number in range(GOODS_AT_ONCE + 1)]
+    for key in goods:
+        state.set(key, b"1")
+    state.set_testament("one", Testament(tuple(map(pattern, goods)), (("will", raw("1")),)))
+    await done([state.commit("one")])
+    before = tree(state)
+    files.bytes_max = files.bytes_used
+    over: list[int] = []
+    state.execute_in_turns("one", "one", lambda: over.append(len(tree(state))))
+    files.bytes_max = 2**62
+    await turns()
+    assert over == [len(before)]
+    assert tree(state) == before
+    again = await bus.restart()
+    assert tree(again.open_state()) == {"will": (b"1", 0)}
+
+
 @pytest.mark.parametrize("drop", [False, True])
 @in_loop
 async def test_after_a_failed_flush_memory_is_what_a_restart_shows_and_listeners_know_it(drop: bool) -> None:

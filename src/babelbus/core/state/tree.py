@@ -396,7 +396,10 @@ class State:
 
         def turn() -> None:
             for _ in rest:
-                self.commit(source).when_done(_note_not_executed)
+                committed = self.commit(source)
+                committed.when_done(_note_not_executed)
+                if committed.error is not None:
+                    break  # its deletions were taken back: the testament must not end without them
                 asyncio.get_running_loop().call_soon(turn)
                 return
             then()
