@@ -468,6 +468,7 @@ def test_a_request_without_a_message_has_at_most_the_bytes_of_a_frame(web: HttpC
 
     assert code("/eventmesh/topic/create", 4 * MIB) == 7  # it names no topic
     assert code("/eventmesh/topic/create", 4 * MIB + 1) == 8
+    assert code("/eventmesh/subscribe/local", 4 * MIB + 1, code="104") == 8  # paths have no code
     assert code("/", 4 * MIB + 1, code="206", version="1.0") == 8
     assert code("/eventmesh/publish/long", 4 * MIB + 1) == 0
 

@@ -242,11 +242,12 @@ class WebSession(IdleSession):
         principal = None if caller is None else caller.principal
         try:
             path = request.path
-            publishes = path.startswith(PUBLISH_PATH) or request.headers.get("code", "") in PUBLISHING
+            is_uri = path.startswith(URI_PREFIX)  # then no code matters
+            publishes = path.startswith(PUBLISH_PATH) if is_uri else request.headers.get("code") in PUBLISHING
             if len(request.body) > LISTS_BYTES_MAX and not publishes:
                 text = f"the body has {len(request.body)} bytes, {LISTS_BYTES_MAX} is the limit of this request"
                 raise _RefusedError(BODY_SIZE_ERROR, text)
-            if path.startswith(URI_PREFIX):
+            if is_uri:
                 return self._uri(request, path, principal)
             asked = _read(request, principal)
             pid = asked.get("pid")
