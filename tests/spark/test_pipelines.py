@@ -83,6 +83,9 @@ def test_parameters_are_put_in_wherever_they_are_named_and_numbers_stay_numbers(
         ("sources:", "spark: {a: {}}\nsources:", "spark.a: a text, a number, true or false is needed, not {}"),
         ("most: 10}", "most: 10, on: 1}", ": line 3: the key True is no text: write it in quotes"),
         ("most: 10}", "most: 2026-02-30}", ": line 3: '2026-02-30' is no timestamp: write a text in quotes"),
+        ("most: 10}", "most: !!timestamp now}", ": line 3: 'now' is no timestamp: write a text in quotes"),
+        ("most: 10}", "most: !!int ''}", ": line 3: '' is no int: write a text in quotes"),
+        ("most: 10}", "most: !!map 1}", ": it is no YAML: expected a mapping node, but found scalar"),
         ("options: {", "options: &all {all: *all, ", ": a part of it contains itself"),
         ("{sql:", "{python: 'm:f', sql:", "steps.long: give exactly one of sql and python"),
         ("from: long", "from: short", "sinks.out.from: there is no source or step 'short'; there are: raw, long"),
@@ -127,6 +130,11 @@ def test_a_file_that_is_no_pipeline_is_refused(tmp_path: Path) -> None:
         load(str(tmp_path / "missing.yaml"))
     with pytest.raises(PipelineError, match="it is a folder: name a file in it"):
         load(str(tmp_path))
+    for name in ("broken.yaml", "broken.py"):
+        (tmp_path / name).symlink_to("/proc/self/mem")  # refused also to root
+        assert str(tmp_path / name) in set(find(str(tmp_path)))
+        with pytest.raises(PipelineError, match=f"{name}: .*Input/output error"):
+            load(str(tmp_path / name))
     (tmp_path / "binary.py").write_bytes(bytes(range(256)))
     assert str(tmp_path / "binary.py") not in set(find(str(tmp_path)))
 

@@ -1,5 +1,6 @@
 """A pipeline's file -> the pipeline and its functions; every refusal names the file and the field."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -57,6 +58,8 @@ def load(file: str, settings: Mapping[str, str] | None = None) -> Loaded:
         _check_inputs(pipeline, functions)
     except Wrong as wrong:
         raise PipelineError(file, wrong.field, wrong.problem) from None
+    except OSError as error:
+        raise PipelineError(file, "", f"it cannot be read: {error.strerror}") from error
     except RecursionError:
         raise PipelineError(file, "", "a part of it contains itself, or its parts are nested too deeply") from None
     return Loaded(file, pipeline, functions)
@@ -72,7 +75,8 @@ def find(path: str) -> Iterator[str]:
         if entry.startswith(("_", ".")) or not os.path.isfile(file) or not entry.endswith(SUFFIXES):
             continue
         if entry.endswith(".py"):
-            with open(file, encoding="utf-8", errors="replace") as source:
+            # A file that cannot be read is refused when it is loaded.
+            with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as source:
                 if not any(line.startswith((f"{VARIABLE} ", f"{VARIABLE}:", f"{VARIABLE}=")) for line in source):
                     continue
         yield file
@@ -114,14 +118,14 @@ def _read_yaml(file: str) -> Any:
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep)
-            except (ValueError, KeyError):
+            except (ValueError, LookupError, AttributeError):
                 kind, line = node.tag.rpartition(":")[2], node.start_mark.line + 1
                 raise Wrong("", f"line {line}: {node.value!r} is no {kind}: write a text in quotes") from None
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             """Refuse a key that is there twice: the last one would replace the first one in silence."""
             seen: set[str] = set()
-            for key, _ in node.value:
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
                 name = str(key.value)
                 if name in seen:
                     line = key.start_mark.line + 1
