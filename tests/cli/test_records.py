@@ -1,10 +1,11 @@
 import gzip
 import json
 import signal
+import subprocess
 
 import pytest
 
-from tests.cli.shell import Served
+from tests.cli.shell import COMMAND, ENVIRONMENT, Served
 from tests.support.bus import SAFETY_NET_SECONDS
 
 
@@ -161,6 +162,17 @@ def test_a_reader_that_goes_away_is_no_error(served: Served, orders: str) -> Non
     with process.stderr as told:
         assert told.read() == ""
     process.wait(timeout=SAFETY_NET_SECONDS)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("args", [("status",), ("topics", "list", "--json"), ("export", "ORDERS", "-")])
+def test_a_command_works_without_the_standard_files(
+    served: Served, orders: str, closed: str, args: tuple[str, ...]
+) -> None:
+    args = tuple(orders if one == "ORDERS" else one for one in args)
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    done = subprocess.run([*shell, *COMMAND, *args], cwd=served.folder, env=ENVIRONMENT, capture_output=True)
+    assert (done.returncode, done.stdout != b"", b"Traceback" in done.stderr) == (0, closed == "2>&-", False)
 
 
 def test_nobody_there_is_told_with_what_to_do(served: Served) -> None:

@@ -5,6 +5,8 @@ so that the shell answers at once. The list of all commands imports none of them
 """
 
 import importlib
+import os
+import sys
 from typing import Any
 
 import click
@@ -144,4 +146,17 @@ def program(context: str | None) -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line and end the process. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+    _open_standard_files()
     return program.main(args, prog_name="babelbus")
+
+
+def _open_standard_files() -> None:
+    """Open standard input, output and error where the caller has closed them (`>&-`): nothing comes, all is dropped.
+
+    Otherwise the next file or socket had their number, and what a child or a library in C writes there got into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            file = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - it stays open; the lowest free number
+            os.set_inheritable(file.fileno(), True)
+            setattr(sys, name, file)
