@@ -175,6 +175,20 @@ def test_a_command_works_without_the_standard_files(
     assert (done.returncode, done.stdout != b"", b"Traceback" in done.stderr) == (0, closed == "2>&-", False)
 
 
+def test_bytes_that_are_no_utf_8_are_published_and_refused_where_a_text_is_needed(served: Served) -> None:
+    other = b"a\xff".decode("utf-8", "surrogateescape")
+    served.run("topics", "create", "octets")
+    served.run("publish", "octets", other, "--key", other, "--header", f"{other}={other}")
+    (record,) = served.rows("fetch", "octets", "--json")
+    assert (record["payload_base64"], record["key_base64"], record["headers_base64"]) == (
+        "Yf8=",
+        "Yf8=",
+        [["Yf8=", "Yf8="]],
+    )
+    for args in (("topics", "create", other), ("fetch", other), ("config", "--jebp-port", other)):
+        assert served.run(*args, code=1) == "babelbus: 'a\\udcff' cannot be written as utf-8\n"
+
+
 def test_nobody_there_is_told_with_what_to_do(served: Served) -> None:
     told = served.run("publish", "orders", "x", "--server", "127.0.0.1:1", code=1)
     assert "nothing listens on 127.0.0.1:1; start one with 'babelbus serve'" in told

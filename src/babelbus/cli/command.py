@@ -59,6 +59,10 @@ class BusCommand(click.Command):
             failure = Failure(describe(error))
             failure.exit_code = error.exit_code if isinstance(error, CommandError) else 1  # type: ignore[misc]
             raise failure from error
+        except UnicodeEncodeError as error:  # an argument in other bytes than UTF-8, or a terminal without UTF-8
+            if ctx.meta.get(DEBUG):
+                raise
+            raise Failure(f"{error.object[:100]!r} cannot be written as {error.encoding}") from error
         except KeyboardInterrupt as error:
             if ctx.meta.get(DEBUG):
                 raise

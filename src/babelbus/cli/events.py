@@ -8,7 +8,7 @@ import click
 
 from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
 from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, show_bytes, until_interrupted
-from babelbus.cli.publish import read_headers
+from babelbus.cli.publish import octets, read_headers
 from babelbus.cli.state import tell_dropped
 from babelbus.cli.target import Target, bus_options
 from babelbus.records.envelope import CONTENT_TYPE
@@ -156,8 +156,3 @@ def read_payload(payload: str | None) -> bytes:
     if len(data) > PAYLOAD_BYTES_MAX:
         raise CommandError(f"the payload has {len(data)} bytes, the limit is {PAYLOAD_BYTES_MAX}")
     return data
-
-
-def octets(text: str) -> bytes:
-    """Return the bytes of an argument of the shell."""
-    return text.encode("utf-8", "surrogateescape")

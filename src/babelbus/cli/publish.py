@@ -28,6 +28,11 @@ RESERVED_PREFIX = "$"
 """The names of the server's own topics begin so."""
 
 
+def octets(text: str) -> bytes:
+    """Return the bytes of an argument of the shell."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def read_headers(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[bytes, bytes | None], ...]:
@@ -37,7 +42,7 @@ def read_headers(
         name, separator, content = text.partition("=")
         if not name:
             raise click.BadParameter(f"{text!r} is no header: write NAME=VALUE", ctx, param)
-        headers.append((name.encode(), content.encode() if separator else None))
+        headers.append((octets(name), octets(content) if separator else None))
     return tuple(headers)
 
 
@@ -87,8 +92,8 @@ def publish(
 
     if not payload and sys.stdin.isatty():
         raise click.UsageError("no payload: give a payload, pipe lines in, or write '-' to type them")
-    texts = _from_input() if payload in ((), ("-",)) else (text.encode("utf-8", "surrogateescape") for text in payload)
-    own_key = None if key is None else key.encode()
+    texts = _from_input() if payload in ((), ("-",)) else map(octets, payload)
+    own_key = None if key is None else octets(key)
     if as_json:
         records = _from_json(texts, Record(b"", own_key, headers, timestamp or 0))
     else:

@@ -9,11 +9,11 @@ import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples, json_option, max_option
 from babelbus.cli.consume import NOT_RUN_CODES, CommandNotRunError, encode_environment, header_variables
-from babelbus.cli.events import PAYLOAD_BYTES_MAX, octets, read_payload
+from babelbus.cli.events import PAYLOAD_BYTES_MAX, read_payload
 from babelbus.cli.execute import Interrupts, answer_command
 from babelbus.cli.groups import Seconds
 from babelbus.cli.output import escape, note, plural, print_json, show_bytes, until_interrupted
-from babelbus.cli.publish import read_headers
+from babelbus.cli.publish import octets, read_headers
 from babelbus.cli.target import Target, bus_options
 from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.records.record import Headers
