@@ -1,14 +1,18 @@
 """Commands end with a clear error when the server is silent, or is none of ours."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from babelbus.cli.api import AdminApi
 from babelbus.cli.api_http import HttpTransport, bearer
 from babelbus.cli.command import CommandError
+from tests.cli.shell import Served
+from tests.support.bus import SAFETY_NET_SECONDS
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 
@@ -55,3 +59,21 @@ def test_an_answer_in_lines_that_are_no_json_is_told_of(listener: socket.socket)
     with pytest.raises(CommandError, match="is no administration endpoint of Babelbus"):
         list(api(listener).lines("/api/listen", {}, dict[str, object]))
     thread.join()
+
+
+@pytest.mark.parametrize("way", ["http", "jebp"])
+def test_an_answer_in_lines_that_its_server_does_not_end_is_no_whole_one(tmp_path: Path, way: str) -> None:
+    served = Served(tmp_path)
+    try:
+        line = json.dumps({"key": "large/%d", "value": "x" * 3_000})
+        served.run("state", "import", "-", input="\n".join(line % number for number in range(12_000)))
+        options = ["--data-folder", "data"] if way == "http" else ["--server", served.ready["addresses"]["jebp"]]
+        export = served.start("state", "export", *options, "-")
+        assert export.stdout is not None
+        assert export.stdout.read(1000).startswith("{")  # 36 MB do not fit between the two: there is more to come
+        served.process.kill()
+        _, told = export.communicate(timeout=SAFETY_NET_SECONDS)
+        assert export.returncode == 1
+        assert "ended the connection before the end of its answer" in told
+    finally:
+        served.kill_started()

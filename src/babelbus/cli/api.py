@@ -57,6 +57,13 @@ class UnsupportedError(CommandError):
     """The server is older than jebp/1.2, which carries this API."""
 
 
+class CutAnswerError(CommandError):
+    """The connection ended before the end of an answer of lines."""
+
+    def __init__(self, address: str, reason: object) -> None:
+        super().__init__(f"{address} ended the connection before the end of its answer: {reason}")
+
+
 SILENT_ADVICE = "the server hangs or is overloaded: look at its log, and try again"
 
 
@@ -78,7 +85,7 @@ class Transport(Protocol):
     def begin(self, path: str, timeout_seconds: float) -> tuple[int, Generator[bytes, None, None]]:
         """Begin a request whose answer is lines; return the status and the parts of the answer as they arrive.
 
-        The caller closes the generator.
+        The caller closes the generator, which raises `CutAnswerError` if the connection ends before the answer.
         """
 
     def advice(self, status: int, code: str) -> str | None:
@@ -129,11 +136,18 @@ class AdminApi:
         return self._read(answer, type_)
 
     def lines(
-        self, path: str, query: Mapping[str, str], type_: type[T], *, timeout_seconds: float = TIMEOUT_SECONDS
+        self,
+        path: str,
+        query: Mapping[str, str],
+        type_: type[T],
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        live: bool = False,
     ) -> Iterator[T | None]:
         """Yield the objects of an answer of JSON lines as they arrive; `None` after a while without a line.
 
-        The iterator ends when the server ends the answer. The server sends a line or a sign of life every ten seconds.
+        The iterator ends when the server ends the answer; a `live` answer, which has no end of its own, may end with
+        its connection. The server sends a line or a sign of life every ten seconds.
         """
         status, chunks = self._transport.begin(_with_query(path, query), timeout_seconds)
         try:
@@ -148,6 +162,9 @@ class AdminApi:
                     line = b"".join(parts)
                     parts = [end]
                     yield self._read_line(line, decoder) if line else None
+        except CutAnswerError:
+            if not live:
+                raise
         finally:
             chunks.close()
 

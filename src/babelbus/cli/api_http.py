@@ -5,7 +5,7 @@ import http.client
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from babelbus.cli.api import no_answer
+from babelbus.cli.api import CutAnswerError, no_answer
 from babelbus.cli.command import CommandError
 
 READ_BYTES = 2**16
@@ -98,6 +98,8 @@ class HttpTransport:
         try:
             return response.read() if size is None else response.read1(size)
         except (OSError, http.client.HTTPException) as error:
+            if size is not None and not isinstance(error, TimeoutError):
+                raise CutAnswerError(self.address, error or type(error).__name__) from error
             raise self._silent(error, timeout_seconds, method) from error
 
     def _silent(self, error: Exception, timeout_seconds: float, method: str) -> CommandError:

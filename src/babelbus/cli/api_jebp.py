@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from babelbus.cli.api import UnsupportedError, no_answer
+from babelbus.cli.api import CutAnswerError, UnsupportedError, no_answer
 from babelbus.cli.command import CommandError
 from babelbus.client import (
     BlockingAdmin,
@@ -45,8 +45,8 @@ class JebpTransport:
                     yield part
             except RequestTimeoutError as error:
                 raise no_answer(self.address, f"nothing came for {timeout_seconds:g} s") from error
-            except (ConnectionLostError, RequestError):
-                return  # the end of the lines, as over HTTP; the command says what that means
+            except (ConnectionLostError, RequestError) as error:
+                raise CutAnswerError(self.address, error) from error
             finally:
                 parts.close()
 

@@ -157,7 +157,7 @@ class _Consumption:
         from babelbus.web.lines import IDLE, ConsumeLine, ConsumerHead
 
         refusal: ApiError | None = None
-        lines = self._api.lines(group_path(self._topic, self._group, "consume"), query, msgspec.Raw)
+        lines = self._api.lines(group_path(self._topic, self._group, "consume"), query, msgspec.Raw, live=True)
         try:
             for raw in lines:
                 if raw is None:

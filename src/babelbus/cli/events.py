@@ -45,7 +45,7 @@ def listen(target: Target, pattern: str, count_max: int | None, as_json: bool) -
     if "*" in pattern:
         note("babelbus: '*' stands for itself here: '?' matches one element, '#' at the end one or more")
     with until_interrupted(lambda: plural(count, "event")):
-        for event in target.api().lines("/api/listen", {"pattern": pattern}, dict[str, Any]):
+        for event in target.api().lines("/api/listen", {"pattern": pattern}, dict[str, Any], live=True):
             if event is None:
                 continue
             if "end" in event:

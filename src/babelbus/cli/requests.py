@@ -186,7 +186,7 @@ class _Responding:
         """Answer questions until `count_max` were answered, or the server ends the connection."""
         from babelbus.web.lines import ResponderHead, RespondLine
 
-        lines = self._api.lines("/api/respond", query, msgspec.Raw)
+        lines = self._api.lines("/api/respond", query, msgspec.Raw, live=True)
         try:
             for raw in lines:
                 if raw is None:

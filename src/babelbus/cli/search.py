@@ -57,7 +57,7 @@ def search(
             wanted = COUNT_AT_ONCE if count_max is None else min(count_max - found, COUNT_AT_ONCE)
             progress: dict[str, Any] = {}
             lines = target.api().lines(
-                path_of("topics", topic, "search"), query | {"count": str(wanted)}, dict[str, Any]
+                path_of("topics", topic, "search"), query | {"count": str(wanted)}, dict[str, Any], live=True
             )
             for line in lines:
                 if line is None:

@@ -223,7 +223,7 @@ def watch(target: Target, pattern: str, new_only: bool, count_max: int | None, a
     query = {"pattern": pattern} | ({"new_only": "1"} if new_only else {})
     count = 0
     with until_interrupted(lambda: plural(count, "change")):
-        for line in target.api().lines("/api/state/watch", query, Change):
+        for line in target.api().lines("/api/state/watch", query, Change, live=True):
             if line is None:
                 continue
             if line.end:
