@@ -143,7 +143,8 @@ def test_settings_of_another_topic_do_not_hide_its_records(tmp_path: Path) -> No
     test()
 
 
-def test_a_topic_whose_making_a_crash_cut_short_is_no_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("do", [shutil.rmtree, clear])
+def test_a_topic_whose_making_a_crash_cut_short_is_no_loss(tmp_path: Path, do: Callable[[Path], None]) -> None:
     @in_loop
     async def test() -> None:
         await fill(tmp_path)
@@ -153,8 +154,8 @@ def test_a_topic_whose_making_a_crash_cut_short_is_no_loss(tmp_path: Path) -> No
             await server.broker.create_topic("half", 2, principal=SERVER)
             await server.broker.alter_topic("bad", {"partitions": 4}, SERVER)
         listed.write_text(before)  # the crash came before the list was written
-        shutil.rmtree(tmp_path / "topics/half/1")
-        shutil.rmtree(tmp_path / "topics/bad/3")
+        do(tmp_path / "topics/half/1")
+        do(tmp_path / "topics/bad/3")
         (tmp_path / "topics/unmade").mkdir()
         async with running(configure(tmp_path)) as server:
             assert not server.broker.damaged_topics

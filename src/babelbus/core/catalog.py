@@ -165,8 +165,9 @@ class Catalog(TopicRights):
             if engine == "disk":
                 # The table of access is in no list, and an empty table would turn the gate off.
                 complete = kept.partitions if name == ACCESS_TOPIC else listed.get(name, 0)
-                whole[name] = max(stored, min(kept.partitions, complete))
-            missing = kept.partitions - whole.get(name, stored)
+                # A crash leaves the folder of the last partition empty if it comes before the partition's first file.
+                whole[name] = max(stored - 1, min(kept.partitions, complete))
+            missing = kept.partitions - max(stored, whole.get(name, 0))
             if missing > 0 and engine != "memory":
                 # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
                 log.error(
