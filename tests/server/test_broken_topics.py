@@ -13,6 +13,7 @@ from babelbus.core.catalog import TopicExistsError
 from babelbus.core.receipt import Receipt
 from babelbus.errors import StorageError
 from babelbus.server.app import Server
+from babelbus.storage.errors import DiskError
 from babelbus.web.server import health_reasons
 from tests.support.bus import done, events, in_loop, publish
 from tests.support.server import configure, running
@@ -206,5 +207,42 @@ def test_a_start_without_the_state_or_the_table_of_access_ends_with_what_to_do(t
             shutil.move(copy, broken)
         async with running(configure(tmp_path)) as server:
             assert server.gate.table.principal("alice") is not None
+
+    test()
+
+
+async def log_in(server: Server) -> None:
+    """Write a record to the audit."""
+    server.gate.audit.login("alice", "web")
+    flushed = server.gate.audit.flush()
+    assert flushed is not None
+    await flushed.wait()
+
+
+def test_the_audit_goes_on_with_new_settings_and_is_not_named_any_more(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        async with running(configure(tmp_path)) as server:
+            await log_in(server)
+        (tmp_path / "topics/%24audit" / SETTINGS).write_text("damaged")
+        async with running(configure(tmp_path)) as server:
+            assert list(server.broker.damaged_topics) == ["$audit"]
+            await log_in(server)
+            assert server.broker.topic("$audit").partition(0).next_offset == 2
+            assert not health_reasons(server)
+
+    test()
+
+
+def test_an_audit_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        async with running(configure(tmp_path)) as server:
+            await log_in(server)
+        put_file(tmp_path / "topics/%24audit")
+        async with running(configure(tmp_path)) as server:
+            with pytest.raises(DiskError, match=r"topic '\$audit' could not be stored: Not a directory"):
+                await log_in(server)
+            assert list(server.broker.damaged_topics) == ["$audit"]
 
     test()

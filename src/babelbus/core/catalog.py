@@ -281,7 +281,6 @@ class Catalog(TopicRights):
             damage = self._topics.damaged.get(name)
             if damage is not None and not isinstance(damage, notes.DamagedNoteError):
                 raise StorageError(f"topic {name!r} cannot be opened: {damage}") from damage
-            self._topics.damaged.pop(name, None)  # nothing was lost, the settings are the server's own
             kept = _Kept(1, settings, _new_id())
             topic = self._add_topic(name, kept, self._store_topic(self._backend(settings.engine), name, kept))
             self._changed(name)
@@ -393,6 +392,7 @@ class Catalog(TopicRights):
             None if settings.engine == "memory" else kept.since,
         )
         self._topics[name] = topic
+        self._topics.damaged.pop(name, None)  # of a topic of the server's own, which settings it has is known
         return topic
 
     def _make_partitions(self, settings: TopicSettings, logs: list[PartitionLog], first: int) -> list[Partition]:
@@ -618,7 +618,10 @@ class Catalog(TopicRights):
         Logs that are there, of a topic of the server's own whose settings are damaged, stay in any case.
         """
         store = backend.store
-        stored = store.partition_count(name)
+        try:
+            stored = store.partition_count(name)
+        except OSError as error:
+            raise disk_error(error, f"topic {name!r} could not be stored") from error
         if store is not self._catalog and stored:
             if name not in self._cut_short:  # this folder is new to a database that others use, or used
                 raise StorageError(
