@@ -76,6 +76,12 @@ def clear(path: Path) -> None:
         each.unlink()
 
 
+def lose_log(path: Path) -> None:
+    """Remove the log of a partition and damage its checkpoint, which tells how far the log went."""
+    (path / LOG).unlink()
+    (path / "checkpoint").write_text("damaged")
+
+
 @pytest.mark.parametrize(
     ("do", "path", "reason"),
     [
@@ -86,7 +92,8 @@ def clear(path: Path) -> None:
         (put_folder, f"bad/1/{LOG}", f"topics/bad/1/{LOG}: Is a directory"),
         (shutil.rmtree, "bad/0", "topics/bad/0 is missing"),
         (shutil.rmtree, "bad/2", "topics/bad/2 is missing"),
-        (clear, "bad/1", "topics/bad/1 is missing or empty"),
+        (clear, "bad/1", "topics/bad/1 is missing or has no log"),
+        (lose_log, "bad/1", "topics/bad/1 is missing or has no log"),
     ],
 )
 def test_a_topic_that_cannot_be_opened_is_refused_and_the_others_are_served(

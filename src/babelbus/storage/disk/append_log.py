@@ -96,9 +96,9 @@ class AppendLog:
         self._segments = Segments(self._files, self._folder, opened.segments, self._lock)
         self._lost = opened.lost
         if not opened.segments:
-            if not anew and not self._files.exists(f"{self._folder}/{checkpoints.NAME}"):
+            if not anew:
                 raise LostPartitionError(
-                    f"{self._folder} is missing or empty: put a copy of the folder back, or let 'babelbus repair' "
+                    f"{self._folder} is missing or has no log: put a copy of the folder back, or let 'babelbus repair' "
                     "begin the partition anew, then start again"
                 )
             self._segments.begin(0, durable=False)
