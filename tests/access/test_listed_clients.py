@@ -74,3 +74,24 @@ def test_changes_of_the_files_are_in_the_audit_when_they_are_read_again(house: H
             ("alice", [None], [client]),
             ("server", [client], [None]),
         ]
+
+
+def test_a_change_of_one_client_does_not_hide_what_was_edited_by_hand(house: House) -> None:
+    house.grant("alice admin $access")
+    path = house.conf / "client_fingerprints"
+    kept, fingerprint = path.read_text(), "c" * 64
+    by_hand = {"fingerprint": "d" * 64, "name": "by-hand", "admin": False}
+    asked = {"fingerprint": fingerprint, "name": "asked", "admin": False}
+    with Admin(house, house.alice) as alice:
+        before = len(house.audit())
+        path.write_text(f"{kept}{'d' * 64} by-hand\n")
+        assert alice.ask("POST", "/api/clients", {"name": "asked", "fingerprint": fingerprint}) == 201
+        path.write_text(kept + f"{fingerprint} asked\n")
+        assert alice.ask("DELETE", f"/api/clients/{fingerprint}") == 200
+        records = [one for one in house.audit()[before:] if one["kind"] == "change"]
+        assert [(one["principal"], one.get("before"), one.get("after")) for one in records] == [
+            ("server", [None], [by_hand]),
+            ("alice", [None], [asked]),
+            ("server", [by_hand], [None]),
+            ("alice", [asked], [None]),
+        ]

@@ -426,15 +426,19 @@ class Server:
         Raises:
             ConfigError: the fingerprint or the name is not valid.
         """
-        await self._change_lists(partial(self._lists.put, ClientEntry(client.fingerprint, client.name, client.admin)))
+        entry = ClientEntry(client.fingerprint, client.name, client.admin)
+        await self._change_lists(partial(self._lists.put, entry), client.fingerprint)
 
     async def remove_client(self, fingerprint: str) -> None:
         """Remove a client from the lists and close its connections."""
-        await self._change_lists(partial(self._lists.remove, fingerprint))
+        await self._change_lists(partial(self._lists.remove, fingerprint), fingerprint)
 
-    async def _change_lists(self, change: Callable[[], None]) -> None:
+    async def _change_lists(self, change: Callable[[], None], fingerprint: str) -> None:
         async with self._lists_lock:
+            clients = self._lists.clients
             await asyncio.get_running_loop().run_in_executor(None, change)
+            # The files are read again whole: whoever asked has changed this client, and not what was edited by hand.
+            self._note_changes({**clients, fingerprint: self._lists.clients.get(fingerprint)}, SERVER)
             self._import_clients()
 
     async def reload(self, by: Identity) -> None:
@@ -465,7 +469,7 @@ class Server:
         if self._core_end is not None:
             await self._core_end.reload()
 
-    def _note_changes(self, clients: Mapping[str, ClientEntry], by: Identity) -> None:
+    def _note_changes(self, clients: Mapping[str, ClientEntry | None], by: Identity) -> None:
         """Record in the audit what the lists of clients say otherwise than before."""
         now, audit = self._lists.clients, self.broker.gate.audit
         for fingerprint in {**clients, **now}:
