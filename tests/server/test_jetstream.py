@@ -10,12 +10,14 @@ import pytest
 
 from babelbus.config import ConfigError, JetstreamSettings
 from babelbus.core.access import SERVER
+from babelbus.core.catalog import TopicExistsError
 from babelbus.core.settings import InvalidSettingError
+from babelbus.web.server import health_reasons
 from tests.server.test_slow_engines import publish_and_fetch
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.child import ROOT
 from tests.support.jebp import create, fetch, fetched, said, subscribe
-from tests.support.nats import NatsServer, nats_server
+from tests.support.nats import NatsServer, ask_jetstream, nats_server
 from tests.support.server import LiveServer, configure
 
 
@@ -35,6 +37,27 @@ def test_a_topic_in_nats_is_published_to_and_read_and_is_there_after_a_restart(
             assert publish_and_fetch(caller, "orders", b"1", b"2") == [b"1", b"2"]
     with LiveServer(config) as live, live.caller() as caller:
         assert publish_and_fetch(caller, "orders", b"3") == [b"1", b"2", b"3"]
+
+
+def test_a_topic_whose_stream_somebody_has_altered_is_refused_and_the_others_are_served(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    config = msgspec.structs.replace(
+        configure(tmp_path), jetstream=JetstreamSettings(nats.url, prefix="altered", replicas=1, shards=1)
+    )
+    with LiveServer(config) as live, live.caller() as caller:
+        for name in ("orders", "news"):
+            make_topic(live, name)
+            assert publish_and_fetch(caller, name, b"1") == [b"1"]
+    assert ask_jetstream(nats.url, "STREAM.PURGE.altered-0", {"filter": "altered.0.orders.0.bounds"})["success"]
+    for _ in range(2):
+        with LiveServer(config) as live, live.caller() as caller:
+            (told,) = health_reasons(live.server)
+            assert told.startswith("topic orders is not open: stream altered-0, topic 'orders', partition 0: ")
+            with pytest.raises(TopicExistsError, match="cannot be opened"):
+                make_topic(live, "orders")
+            assert said(caller.ask(create("orders", b"2"))[0]) != "a130"
+            assert publish_and_fetch(caller, "news", b"2")[-1] == b"2"
 
 
 @pytest.mark.usefixtures("nats")

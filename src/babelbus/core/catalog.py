@@ -44,7 +44,7 @@ from babelbus.metrics import Metrics
 from babelbus.storage import notes
 from babelbus.storage.contract import PARTITIONS_MAX, PartitionLog, Store
 from babelbus.storage.contract import Catalog as CatalogStore
-from babelbus.storage.errors import DiskError, LostPartitionError, TooManyFilesError
+from babelbus.storage.errors import AlteredError, DiskError, LostPartitionError, TooManyFilesError
 from babelbus.storage.files import disk_error
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class Catalog(TopicRights):
     def open(self, listed: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
         """Open every topic that is stored; finish removals that a crash cut short. Blocks: nobody is served yet.
 
-        A topic of the data folder that cannot be opened stays closed (`damaged_topics`): the others are served.
+        A topic of the data folder that cannot be opened, or whose records in another engine somebody has altered, stays
+        closed (`damaged_topics`): the others are served.
         `listed` are the numbers of partitions in the list of topics, which is written when a topic is whole. Such a
         partition that is missing was lost; another one that is missing was never made, because of a crash.
 
@@ -233,7 +234,7 @@ class Catalog(TopicRights):
             error = disk_error(error, f"reading {error.filename or 'its folder'}")
         if isinstance(error, TooManyFilesError):
             raise error
-        if not isinstance(error, notes.DamagedNoteError | UnknownEngineError | LostPartitionError):
+        if not isinstance(error, notes.DamagedNoteError | UnknownEngineError | LostPartitionError | AlteredError):
             error = DiskError(f"{error}; mend that ('babelbus check' names what is wrong), then start again")
         log.error("topic %r is not opened, its name stays taken: %s", name, error)
         self._topics.damaged[name] = error
@@ -254,16 +255,16 @@ class Catalog(TopicRights):
                 if kept.owner:
                     self.quotas.restore(name_of_owner(kept.owner), "topics")
                 backend = self._backend(kept.settings.engine)
-                if name in opening:
-                    logs = opening[name].result()
-                else:
-                    try:
+                try:
+                    if name in opening:
+                        logs = opening[name].result()
+                    else:
                         logs = self._open_logs(backend, name, kept.settings, range(kept.partitions), whole.get(name, 0))
-                    except StorageError as error:
-                        if backend.store is not self._catalog:  # away, perhaps: a later start finds it
-                            raise
-                        self._leave_closed(name, error)
-                        continue
+                except StorageError as error:
+                    if backend.store is not self._catalog and not isinstance(error, AlteredError):
+                        raise  # the engine is away, perhaps: a later start finds the topic
+                    self._leave_closed(name, error)
+                    continue
                 self._add_topic(name, kept, logs)
         finally:
             for pool in pools.values():
@@ -280,7 +281,7 @@ class Catalog(TopicRights):
         if topic is None:
             damage = self._topics.damaged.get(name)
             if damage is not None and not isinstance(damage, notes.DamagedNoteError):
-                raise StorageError(f"topic {name!r} cannot be opened: {damage}") from damage
+                raise type(damage)(f"topic {name!r} cannot be opened: {damage}") from damage
             kept = _Kept(1, settings, _new_id())
             topic = self._add_topic(name, kept, self._store_topic(self._backend(settings.engine), name, kept))
             self._changed(name)

@@ -24,6 +24,12 @@ class LostPartitionError(StorageError):
     retriable = False
 
 
+class AlteredError(StorageError):
+    """An engine has something else than this server stored there: somebody changed or removed it."""
+
+    retriable = False
+
+
 class BackendBusyError(StorageError):
     """The engine's queue of unwritten records is full: nothing was stored, try again when the engine has caught up."""
 

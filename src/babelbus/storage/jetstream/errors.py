@@ -1,7 +1,7 @@
 """Errors of engine `jetstream`."""
 
 from babelbus.errors import StorageError
-from babelbus.storage.errors import DiskError
+from babelbus.storage.errors import AlteredError, DiskError
 
 
 class NatsAwayError(DiskError):
@@ -18,10 +18,8 @@ class NatsRefusedError(StorageError):
     retriable = False
 
 
-class StreamAlteredError(StorageError):
+class StreamAlteredError(AlteredError):
     """A stream is not as this server made it: somebody deleted or changed it, or it belongs to another one."""
-
-    retriable = False
 
 
 class RecordTooLargeError(StorageError):
