@@ -48,6 +48,7 @@ async def check_closed(server: Server, name: str, reason: str, others: set[str])
         await broker.create_topic(name, principal=SERVER)
     (refused,) = await write(broker, name)
     assert isinstance(refused.error, StorageError)
+    assert refused.error.retriable  # a publisher that gave it up would lose it, and a copy may be put back
     for other in others:
         assert not any(receipt.error for receipt in await write(broker, other))
 

@@ -63,8 +63,6 @@ class UnknownTopicError(BabelbusError):
 class UnknownEngineError(StorageError):
     """Nothing says which engine has the records of a topic, or its settings name an engine that has none of them."""
 
-    retriable = False
-
 
 class _Kept(msgspec.Struct, frozen=True):
     """The stored settings of a topic."""

@@ -21,8 +21,6 @@ class TooManyFilesError(DiskError):
 class LostPartitionError(StorageError):
     """Nothing is there of a partition that was stored: its first record would get an offset that was given before."""
 
-    retriable = False
-
 
 class AlteredError(StorageError):
     """An engine has something else than this server stored there: somebody changed or removed it."""
