@@ -142,12 +142,28 @@ def test_settings_of_another_topic_do_not_hide_its_records(tmp_path: Path) -> No
         good.write_bytes(kept[1])
         async with running(configure(tmp_path)) as server:
             assert "names engine db, which has none of its records" in str(server.broker.damaged_topics["good"])
-            assert "topics/rows/0 is missing" in str(server.broker.damaged_topics["rows"])
+            assert "names engine disk, which has none of its records" in str(server.broker.damaged_topics["rows"])
         good.write_bytes(kept[0])
         rows.write_bytes(kept[1])
         async with running(configure(tmp_path)) as server:
             ends = [server.broker.topic(name).partition(0).next_offset for name in ("good", "rows")]
             assert ends == [100, 100]
+
+    test()
+
+
+def test_settings_of_a_topic_in_memory_do_not_hide_records_either(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        async with running(configure(tmp_path)) as server:
+            await server.broker.create_topic("short", 1, {"engine": "memory"}, principal=SERVER)
+        rows, short = (tmp_path / "topics" / name / SETTINGS for name in ("rows", "short"))
+        kept = rows.read_bytes()
+        rows.write_bytes(short.read_bytes())
+        short.write_bytes(kept)
+        async with running(configure(tmp_path)) as server:
+            await check_closed(server, "rows", "names engine memory, which has none of its records", {"good", "bad"})
 
     test()
 

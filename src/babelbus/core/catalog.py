@@ -149,16 +149,26 @@ class Catalog(TopicRights):
         Raises:
             StorageError: an engine beside the data folder cannot open a log, or no further file can be opened.
         """
-        stored_topics: dict[str, _Kept] = {}
-        whole: dict[str, int] = {}
+        finished = self._catalog.removed()
+        removed = set(finished.values())
+        kept_topics: dict[str, _Kept] = {}
         for name in self._catalog.topics():
             try:
-                kept = self._load_settings(name, listed.get(name, 0))
-                if kept is None:
-                    continue
-                engine = kept.settings.engine
-                stored = self._count_stored(name, engine)
+                found = self._load_settings(name, listed.get(name, 0))
             except (OSError, notes.DamagedNoteError, UnknownEngineError) as error:
+                self._leave_closed(name, error)
+                continue
+            if found is not None:
+                kept_topics[name] = found
+        engines = {"disk", *(kept.settings.engine for kept in kept_topics.values())}
+        stored_topics: dict[str, _Kept] = {}
+        whole: dict[str, int] = {}
+        for name, kept in kept_topics.items():
+            engine = kept.settings.engine
+            try:
+                # Of a topic that was removed and made again, another engine may hold something still.
+                stored = self._count_stored(name, engine, () if name in removed else engines - {engine})
+            except (OSError, UnknownEngineError) as error:
                 self._leave_closed(name, error)
                 continue
             if engine == "disk":
@@ -175,7 +185,6 @@ class Catalog(TopicRights):
                     name, missing, kept.partitions, engine,
                 )  # fmt: skip
             stored_topics[name] = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
-        finished = self._catalog.removed()
         for token, name in finished.items():
             self._finish_removal(token, name, stored_topics)
         self._open_topics(stored_topics, whole)
@@ -206,20 +215,21 @@ class Catalog(TopicRights):
             self._cut_short.add(name)
             log.warning("topic %r is removed, the next start tries again to erase its records: %s", name, error)
 
-    def _count_stored(self, name: str, engine: str) -> int:
+    def _count_stored(self, name: str, engine: str, others: Iterable[str]) -> int:
         """Return how many partitions of a topic an engine has.
 
         Raises:
-            UnknownEngineError: none, and engine `disk` has some.
-            OSError, StorageError: the disk or the engine refused.
+            UnknownEngineError: none, and another engine has some.
+            OSError, StorageError: the disk or an engine refused.
         """
         stored = self._stores[engine].partition_count(name)
-        if not stored and engine != "disk" and self._catalog.partition_count(name):
-            raise UnknownEngineError(
-                f"settings.json of topic {name!r} names engine {engine}, which has none of its records, and its folder "
-                "has records of engine disk: put the right copy of settings.json back, or move the numbered folders "
-                "away; start again"
-            )
+        for other in () if stored else others:
+            if self._stores[other].partition_count(name):
+                raise UnknownEngineError(
+                    f"settings.json of topic {name!r} names engine {engine}, which has none of its records, and engine "
+                    f"{other} has some: put the right copy of settings.json back, or take away what engine {other} has "
+                    "(disk: the numbered folders); start again"
+                )
         return stored
 
     def _leave_closed(self, name: str, error: OSError | StorageError) -> None:
