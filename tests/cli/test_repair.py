@@ -204,3 +204,15 @@ def test_settings_that_hide_where_the_records_are_are_named(in_database: Shell) 
     in_memory = in_database.data / "topics/%24state/settings.json"
     in_memory.write_bytes(notes.encode({"partitions": 1, "settings": {"engine": "memory"}}))
     assert f"{in_memory}: note: it names engine memory" in in_database.run_raw("check").stdout
+
+
+def test_a_topic_of_the_database_with_other_settings_is_named_and_not_begun_anew(in_database: Shell) -> None:
+    settings = in_database.data / "topics/rows/settings.json"
+    for engine in ("disk", "memory"):
+        settings.write_bytes(notes.encode({"partitions": 1, "settings": {"engine": engine}}))
+        for command in ("check", "repair"):
+            done = in_database.run_raw(command)
+            assert done.returncode == 1
+            told = f"{settings}: note: it names engine {engine}, and the database has partitions of the topic"
+            assert done.stdout.count("topics/rows") == done.stdout.count(told) > 0
+    assert not settings.with_name("0").exists()

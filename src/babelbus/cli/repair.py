@@ -50,6 +50,7 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
     # Files like leftovers of a crash may belong to a running server.
     live = lock_owner(path) is not None
     topics, amiss = _find_topics(path)
+    database = _check_database(target, path, topics, live=live)
     with _bytes_read(f"check {path}") as advance:
         report = check_folder(LocalFiles(), path, _partitions(topics, "disk"), progress=advance, live=live)
     advice = f"stop the server and run 'babelbus repair {path}'" if report.problems else ""
@@ -58,7 +59,8 @@ def check(target: Target, folder: str | None, as_json: bool) -> None:
         amiss = [problem for problem in amiss if problem in again]
     report.problems += amiss
     _add_notes(report, path)
-    if _add_database(report, target, path, _partitions(topics, "db"), live=live):
+    _add_database(report, database)
+    if database.problems:
         advice = "; ".join(filter(None, (advice, DATABASE_ADVICE)))
     _tell(report, "repair would", as_json, advice, {})
     if report.problems:
@@ -89,6 +91,7 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
 
     path = _folder(target, folder, "babelbus repair")
     topics, amiss = _find_topics(path)
+    database = _check_database(target, path, topics, live=False)
     expected = _partitions(topics, "disk")
     with _bytes_read(f"repair {path}") as advance:
         report = repair_folder(LocalFiles(), path, expected, dry_run=dry_run, progress=advance)
@@ -96,14 +99,14 @@ def repair(target: Target, folder: str | None, dry_run: bool, as_json: bool) -> 
     report.problems += amiss
     report.left += amiss
     _add_notes(report, path)
-    in_database = _add_database(report, target, path, _partitions(topics, "db"), live=False)
+    _add_database(report, database)
     left = report.problems if dry_run else report.left
     advice = ""
     if left:
         advice = "1 problem is left" if len(left) == 1 else f"{len(left):,} problems are left"
         if dry_run:
             advice = f"nothing was changed; 'babelbus repair {path}' does it" if mendable else "nothing was changed"
-        if in_database:
+        if database.problems:
             advice += f"; {DATABASE_ADVICE}"
     more = {"dry_run": dry_run, "kept": report.kept, "left": len(left)}
     _tell(report, "repair would" if dry_run else "done", as_json, advice, more)
@@ -135,6 +138,8 @@ class _Catalogued(msgspec.Struct):
 
     partitions: int
     settings: _Settings
+    on_disk: bool = False
+    """Whether the topic's folder has partitions: no field of the file."""
 
 
 def _add_notes(report: "Report", path: str) -> None:
@@ -205,7 +210,7 @@ def _find_topics(path: str) -> tuple[dict[str, _Catalogued], list["Problem"]]:
                 note = notes.decode(file.read(), _Catalogued, path=settings, bare=True)
         except FileNotFoundError:
             if numbered:  # a start gives it the default settings
-                topics[topic] = _Catalogued(count, _Settings())
+                topics[topic] = _Catalogued(count, _Settings(), on_disk=True)
             elif count:
                 reason = "it is missing, and nothing else says which engine has the records of the topic"
                 problems.append(Problem("missing", settings, reason, f"nothing: {notes.COPY_BACK}"))
@@ -213,6 +218,7 @@ def _find_topics(path: str) -> tuple[dict[str, _Catalogued], list["Problem"]]:
             continue
         else:
             topics[topic] = note
+            note.on_disk = numbered
             if numbered and note.settings.engine == "memory":
                 reason = "it names engine memory, and the folder has partitions of engine disk"
                 problems.append(Problem("note", settings, reason, "nothing: put the right copy of the file back"))
@@ -227,15 +233,19 @@ def _partitions(topics: dict[str, _Catalogued], engine: str) -> dict[str, int]:
     return {topic: each.partitions for topic, each in topics.items() if each.settings.engine == engine}
 
 
-def _add_database(report: "Report", target: Target, path: str, expected: dict[str, int], *, live: bool) -> bool:
-    """Add the problems of the database of topics with engine db to a report; return whether there are any."""
+def _check_database(target: Target, path: str, topics: dict[str, _Catalogued], *, live: bool) -> "Report":
+    """Return what the database of topics with engine db has, and what is wrong with it.
+
+    Topics of it whose settings name another engine are taken out of `topics`: a repair must not begin them anew.
+    """
+    from babelbus.storage.disk import Problem, Report, folder_name
+    from babelbus.storage.files import LocalFiles
+
     url, default = None, os.path.join(path, DATABASE_NAME)
     if path == target.folder:  # else the configuration is another server's
         url = target.config.db.url
-    if not expected and url is None and not os.path.exists(default):
-        return False  # do not import SQLAlchemy, which is slow
-    from babelbus.storage.disk import Problem, Report
-    from babelbus.storage.files import LocalFiles
+    if not _partitions(topics, "db") and url is None and not os.path.exists(default):
+        return Report()  # do not import SQLAlchemy, which is slow
     from babelbus.storage.sql import check_database
 
     try:
@@ -243,22 +253,33 @@ def _add_database(report: "Report", target: Target, path: str, expected: dict[st
             result = check_database(url or f"sqlite:///{default}", LocalFiles(), progress=advance, live=live)
     except StorageError as error:
         fix = "nothing: make sure that the database can be reached"
-        result = Report([Problem("unreadable", "the database", str(error), fix)])
-    else:
-        counts = Counter(topic for topic, _ in result.partitions)
-        fix = "nothing: name its database with --config or BABELBUS_DB_URL, if it is another one"
-        result.problems += [
-            Problem("missing", f"topic {topic!r}", f"{count - counts[topic]} partitions are not in the database", fix)
-            for topic, count in sorted(expected.items())
-            if counts[topic] < count
-        ]
+        return Report([Problem("unreadable", "the database", str(error), fix)])
+    counts = Counter(topic for topic, _ in result.partitions)
+    for topic in sorted(counts.keys() & topics.keys()):
+        engine = topics[topic].settings.engine
+        if engine != "db" and not topics[topic].on_disk:
+            settings = os.path.join(path, "topics", folder_name(topic), "settings.json")
+            reason = f"it names engine {engine}, and the database has partitions of the topic"
+            fix = "nothing: put the right copy of the file back"
+            result.problems.append(Problem("note", settings, reason, fix))
+            del topics[topic]
+    fix = "nothing: name its database with --config or BABELBUS_DB_URL, if it is another one"
+    result.problems += [
+        Problem("missing", f"topic {topic!r}", f"{count - counts[topic]} partitions are not in the database", fix)
+        for topic, count in sorted(_partitions(topics, "db").items())
+        if counts[topic] < count
+    ]
+    return result
+
+
+def _add_database(report: "Report", result: "Report") -> None:
+    """Add what was found in the database to a report."""
     report.partitions += result.partitions
     report.problems += result.problems
     report.segments += result.segments
     report.records += result.records
     report.size_bytes += result.size_bytes
     report.left += result.problems
-    return bool(result.problems)
 
 
 @contextmanager
