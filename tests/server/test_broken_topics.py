@@ -1,5 +1,6 @@
 """Starts on a data folder in which the files of one topic are broken: that topic is refused, the others are served."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from babelbus.core.catalog import TopicExistsError
 from babelbus.core.receipt import Receipt
 from babelbus.errors import StorageError
 from babelbus.server.app import Server
-from babelbus.storage.errors import DiskError
+from babelbus.storage.errors import DiskError, DiskFullError
+from babelbus.storage.files import File, LocalFiles
 from babelbus.web.server import health_reasons
 from tests.support.bus import done, events, in_loop, publish
 from tests.support.server import configure, running
@@ -187,6 +189,30 @@ def test_a_topic_whose_making_a_crash_cut_short_is_no_loss(tmp_path: Path, do: C
             topics = {topic.name: len(topic.partitions) for topic in server.broker.topics() if not topic.reserved}
             assert topics == {"bad": 4, "good": 1, "half": 2, "rows": 1}
             assert not any(receipt.error for receipt in await write(server.broker, "half"))
+
+    test()
+
+
+class FullDisk(LocalFiles):
+    """Has no room for the third partition of a topic."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
+        if create and "topics/good/2/" in path:
+            raise OSError(errno.ENOSPC, "no space left", path)
+        return super().open(path, create=create, write=write)
+
+
+def test_a_topic_that_the_disk_did_not_let_grow_grows_at_the_next_start(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        listed = tmp_path / "conf/topics"
+        listed.write_text(listed.read_text().replace("good 1", "good 3"))
+        with pytest.raises(DiskFullError):
+            await Server(configure(tmp_path), files=FullDisk()).start()
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            assert [partition.next_offset for partition in server.broker.topic("good").partitions] == [100, 0, 0]
 
     test()
 

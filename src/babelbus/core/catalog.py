@@ -374,9 +374,7 @@ class Catalog(TopicRights):
                 else:
                     opened.append(backend.store.open_partition(name, number, layout))
         except (OSError, StorageError) as error:
-            for partition_log in opened:
-                with contextlib.suppress(OSError, StorageError):
-                    partition_log.close()
+            _close_logs(opened)
             if isinstance(error, OSError):
                 raise disk_error(error, f"topic {name!r} could not be opened") from error
             raise
@@ -552,8 +550,14 @@ class Catalog(TopicRights):
         backend = self._backend(made.engine)
 
         def store() -> list[PartitionLog]:
-            self._save_settings(name, _kept(topic, partitions, made))
-            return self._open_logs(backend, name, made, range(count, partitions))
+            # First the logs: a partition of the settings that was never made would look lost to the next start.
+            logs = self._open_logs(backend, name, made, range(count, partitions))
+            try:
+                self._save_settings(name, _kept(topic, partitions, made))
+            except StorageError:
+                _close_logs(logs)
+                raise
+            return logs
 
         topic.partitions += self._make_partitions(made, await self._run(backend.changes, store), count)
         self._configure(topic, made)
@@ -771,6 +775,13 @@ class Catalog(TopicRights):
 
     async def _close_topic(self, topic: Topic) -> None:
         await topic.close(partial(self._run, self._backend(topic.settings.engine).changes))
+
+
+def _close_logs(logs: Iterable[PartitionLog]) -> None:
+    """Close logs that are not used; nothing was appended to them."""
+    for each in logs:
+        with contextlib.suppress(OSError, StorageError):
+            each.close()
 
 
 def _kept(topic: Topic, partitions: int, settings: TopicSettings) -> _Kept:
