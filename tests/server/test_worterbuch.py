@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from babelbus.config import Config, StateSettings, WorterbuchSettings
 from babelbus.protocols.worterbuch.service import WorterbuchService
-from babelbus.wire.websocket import Close, Ping, encode_binaries, encode_close, encode_ping, encode_texts
+from babelbus.wire.websocket import Close, Ping, encode_close, encode_texts
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, WebSocket, token
+from tests.support.websocket import encode_binaries, encode_ping
 from tests.support.worterbuch import ack, get, named, psubscribe, put, state, subscribe
 
 

@@ -15,9 +15,7 @@ from babelbus.wire.websocket import (
     Event,
     Message,
     Pong,
-    encode_binaries,
     encode_close,
-    encode_ping,
     encode_pong,
     encode_texts,
 )
@@ -26,6 +24,7 @@ from babelbus.wire.websocket.frames import CONTINUATION, FIN, PING, TEXT, encode
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.server import LiveServer, configure
 from tests.support.web import Plain, WebSocket, get_of
+from tests.support.websocket import encode_binaries, encode_ping
 
 GET_VERSION = {"get": {"transactionId": 1, "key": "$SYS/version"}}
 

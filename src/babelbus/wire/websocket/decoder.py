@@ -263,20 +263,6 @@ def encode_texts(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
     return encode_frames(_WHOLE_TEXT, payloads, mask=mask)
 
 
-def encode_binaries(payloads: Sequence[bytes], *, mask: bool = False) -> bytes:
-    """Return the frames of binary messages, joined for one write. A client masks."""
-    return encode_frames(_WHOLE_BINARY, payloads, mask=mask)
-
-
-def encode_ping(data: bytes = b"", *, mask: bool = False) -> bytes:
-    """Return a ping; the peer answers with the same data.
-
-    Raises:
-        LocalProtocolError: `data` has more than 125 bytes.
-    """
-    return _encode_control(PING, data, mask)
-
-
 def encode_pong(data: bytes, *, mask: bool = False) -> bytes:
     """Return the answer to a ping, with its data.
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.wire.websocket.frames import (
-    BINARY,
     COMPRESSED,
     FIN,
     INVALID_DATA,
@@ -87,19 +86,15 @@ class Deflater:
 
     def encode_texts(self, payloads: Sequence[bytes]) -> bytes:
         """Return the frames of texts (UTF-8), joined for one write."""
-        return b"".join([self._encode(TEXT, payload) for payload in payloads])
+        return b"".join(map(self._encode, payloads))
 
-    def encode_binaries(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the frames of binary messages, joined for one write."""
-        return b"".join([self._encode(BINARY, payload) for payload in payloads])
-
-    def _encode(self, opcode: int, payload: bytes) -> bytes:
+    def _encode(self, payload: bytes) -> bytes:
         if len(payload) < self._bytes_min:
-            return encode_frames(FIN | opcode, [payload], mask=self._mask)
+            return encode_frames(FIN | TEXT, [payload], mask=self._mask)
         compressed = self._deflate.compress(payload) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         if self._forgets:
             self._deflate = self._begin()
-        return encode_frames(FIN | COMPRESSED | opcode, [compressed[: -len(_TAIL)]], mask=self._mask)
+        return encode_frames(FIN | COMPRESSED | TEXT, [compressed[: -len(_TAIL)]], mask=self._mask)
 
     def _begin(self) -> "zlib._Compress":
         return zlib.compressobj(wbits=-self._bits, memLevel=_MEMORY_LEVEL)
