@@ -85,7 +85,10 @@ def test_a_client_certificate_is_asked_for_its_uri_then_its_dns_name_then_its_co
         house.directory.replace(principal, [row])
     uris, hosts, common = ("spiffe://acme/device/1",), ("DEVICE1.acme.example",), ("device 1",)
     other = ("other",)
-    ask = house.directory.by_certificate
+
+    def ask(shown: bytes) -> str | None:
+        return house.directory.by_names(names_of(shown))
+
     assert ask(certificate(uris=uris, hosts=hosts, common=common)) == "by uri"
     assert ask(certificate(uris=("spiffe://acme/device/2", *uris), hosts=hosts)) == "by uri"
     assert ask(certificate(uris=other, hosts=hosts, common=common)) == "by dns"

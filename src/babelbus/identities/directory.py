@@ -170,14 +170,6 @@ class Directory:
         """Return the principal of a certificate of jebp, whose key the handshake has proved."""
         return self._name("jebp", fingerprint)
 
-    def by_certificate(self, certificate: bytes) -> str | None:
-        """Return the principal of a client certificate (DER) that TLS has verified: SAN URI, then DNS, then CN.
-
-        Raises:
-            CredentialError: the bytes are no certificate.
-        """
-        return self.by_names(names_of(certificate))
-
     def by_names(self, names: Iterable[tuple[NameKind, str]]) -> str | None:
         """Return the principal of the first name of a verified client certificate that a principal has."""
         entry = self.find_names(names)

@@ -402,7 +402,7 @@ async def test_a_testament_is_checked_when_it_is_set_and_when_it_is_executed() -
         mine.set_testament("c1", below_b)
     mine.set_testament("c1", Testament(grave_goods=(KeyPattern((), rest=True),)))
     house.set(("alice", "write-state", "a/1"))
-    mine.execute("c1")
+    state.execute("c1")
     assert (state.find("a/1"), state.find("a/2"), state.find("b/1")) == (None, b"1", b"1")
     state.set_testament("before the gate", below_b)
     state.execute("before the gate")

@@ -20,11 +20,11 @@ MEMBER = "member alice (jebp 10.0.0.7:4000)"
 
 
 def told(group: Group, **how: bool) -> list[tuple[str, str]]:
-    return [(obstacle.kind, obstacle.text) for obstacle in group.obstacles(**how)]
+    return [(obstacle.kind, obstacle.text) for obstacle in group.inspect(**how).obstacles]
 
 
 def only(group: Group, kind: str) -> Obstacle:
-    (obstacle,) = [one for one in group.obstacles() if one.kind == kind]
+    (obstacle,) = [one for one in group.inspect().obstacles if one.kind == kind]
     return obstacle
 
 
@@ -117,7 +117,7 @@ async def test_members_that_take_no_more_say_why() -> None:
     assert told(group) == [("members_full", f"No member takes more records: each of 2 members {credit} or {window}.")]
     one.member.leave()
     two.member.hold()
-    (held,) = group.obstacles()
+    (held,) = group.inspect().obstacles
     assert held.text.endswith("does not read what the server has sent.")
     await crew.close()
 
@@ -175,7 +175,7 @@ async def test_a_member_that_does_not_ack_is_named_with_what_follows() -> None:
     await turns()
     crew.clock.advance(12)
     start = "Member alice (jebp 10.0.0.7:4000) has not acked record 0 of partition 0 for 12 s"
-    (obstacle,) = group.obstacles()
+    (obstacle,) = group.inspect().obstacles
     assert obstacle.text == f"{start}; without an ack delivery 2 of 3 follows in 18 s."
     assert (obstacle.offset, obstacle.at_ms) == (0, crew.clock.now_ms() + 18_000)
     group.alter(GroupSettings(ack="explicit", ack_seconds=30, attempts_max=1))
@@ -191,7 +191,7 @@ async def test_a_member_whose_leases_do_not_end_is_named_without_an_end() -> Non
     Taker(group, expires=False, **HOW)
     await turns()
     crew.clock.advance(3)
-    (obstacle,) = group.obstacles()
+    (obstacle,) = group.inspect().obstacles
     assert (obstacle.text[-6:], obstacle.at_ms) == ("3.0 s.", None)
     await crew.close()
 
@@ -224,7 +224,7 @@ async def test_a_disk_that_refuses_to_read_is_named() -> None:
     files.fail("pread", suffix=".log")
     Taker(group)
     await turns()
-    (obstacle,) = group.obstacles()
+    (obstacle,) = group.inspect().obstacles
     assert obstacle.kind == "disk"
     assert obstacle.text.startswith("The disk refuses to read, the server tries again every second: ")
     group._go_on()  # what its timer calls

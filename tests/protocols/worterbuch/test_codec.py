@@ -11,7 +11,7 @@ from babelbus.clients.worterbuch.codec import encode_message
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
 from babelbus.protocols.worterbuch import codec
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.codec import RUN_MIN, LineDecoder, decode_chunk, decode_message, decode_messages
+from babelbus.protocols.worterbuch.codec import RUN_MIN, LineDecoder, decode_chunk, decode_messages
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 
 ID_MAX = 2**64 - 1
@@ -69,6 +69,12 @@ GOLDEN: list[tuple[str, m.ClientMessage]] = [
     ('{"import":{"transactionId":1,"path":"/f.json"}}', m.Import(1, "/f.json")),
     ('""', m.Keepalive()),
 ]
+
+
+def decode_message(text: bytes) -> m.ClientMessage:
+    messages: list[m.ClientMessage] = []
+    decode_messages((text,), messages)
+    return messages[0]
 
 
 @pytest.mark.parametrize(("text", "message"), GOLDEN)

@@ -31,15 +31,7 @@ from babelbus.core.groups.cursor_files import StoredCursor, StoredGroup
 from babelbus.core.groups.dead_letters import DeadLetter, DeadLetters, topic_name
 from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight, Lease
-from babelbus.core.groups.inspection import (
-    MEMBERS_SHOWN,
-    OLDEST_SHOWN,
-    Departure,
-    Inspection,
-    Obstacle,
-    find_obstacles,
-    inspect,
-)
+from babelbus.core.groups.inspection import MEMBERS_SHOWN, OLDEST_SHOWN, Departure, Inspection, inspect
 from babelbus.core.groups.member import Deliver, Member, OnClosed
 from babelbus.core.groups.partition_cursor import (
     CursorInfo,
@@ -368,10 +360,6 @@ class Group:
     ) -> Inspection:
         """Return what the group does now, and why records wait; without `names`, not who its members are."""
         return inspect(self, self._clock, names=names, members_max=members_max, oldest_max=oldest_max)
-
-    def obstacles(self, *, names: bool = True) -> tuple[Obstacle, ...]:
-        """Return why records wait, as `inspect`."""
-        return find_obstacles(self, self._clock, names=names)
 
     def stored(self) -> dict[int, StoredCursor]:
         """Return what is to be kept of the cursors."""

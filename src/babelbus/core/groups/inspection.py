@@ -139,14 +139,6 @@ def inspect(
     )
 
 
-def find_obstacles(group: _Group, clock: Clock, *, names: bool = True) -> tuple[Obstacle, ...]:
-    """Return why records of a group wait, what stops all of them first; empty if they are delivered, or all are done.
-
-    Each text is a sentence with the facts: which record, which member, until when.
-    """
-    return tuple(_Look(group, clock, names).obstacles())
-
-
 class _Look:
     """One look at a group."""
 

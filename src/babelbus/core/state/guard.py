@@ -231,10 +231,6 @@ class GuardedState(_Guard):
         for key, _ in testament.last_will:
             self._check(Action.WRITE_STATE, key)
 
-    def execute(self, owner: str) -> None:
-        """Run the testament of `owner`, as far as the rights of who set it go."""
-        self._state.execute(owner)
-
     def commit(self, source: str) -> Promise:
         """Append all changes since the last commit to the log; see `State.commit`."""
         return self._state.commit(source)

@@ -254,12 +254,6 @@ def request_parts(request: CreateRecords) -> tuple[bytes, Data]:
     return b"\x13" + encode_name_field(request.topic) + fields, request.records
 
 
-def encode_response(response: Response) -> bytes:
-    """Return the content of one response."""
-    head = bytes((response.status, REPEAT_YES if response.repeat else REPEAT_NO))
-    return head + response.content if response.content else head
-
-
 def decode_response(content: bytes | memoryview) -> Response:
     """Read one response; its content is a part of `content`.
 

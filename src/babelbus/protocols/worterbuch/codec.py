@@ -37,13 +37,6 @@ _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
-def decode_message(text: bytes) -> ClientMessage:
-    """Read a text that is one message; raises as `decode_messages`."""
-    messages: list[ClientMessage] = []
-    decode_messages((text,), messages)
-    return messages[0]
-
-
 def decode_chunk(texts: Sequence[bytes]) -> SetRun | None:
     """Return the texts of one chunk by columns, in a third of the time, if all are sets; `None`: use `decode_messages`.
 

@@ -56,10 +56,6 @@ class Privileges(msgspec.Struct, frozen=True):
         return any(covers(one, pattern) for one in granted)
 
 
-EVERYTHING = Privileges("", "", ("#",), ("#",), ("#",), profile=True, web_login=True)
-"""The privileges of every client where no key is configured."""
-
-
 class Verifier:
     """Checks tokens against the configured keys, and reads the privileges in them.
 

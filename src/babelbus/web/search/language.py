@@ -22,9 +22,6 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">=", "contains", "like"]
 Value = str | int | float | bool | None
 Kind = Literal["key", "subject", "payload", "header", "pointer"]
 
-WORDS: Final = frozenset(
-    ("and", "or", "not", "exists", "contains", "like", "true", "false", "null", "key", "subject", "payload", "headers")
-)
 CONSTANTS: Final[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
 SIGNS: Final = frozenset(("=", "==", "!=", "<", "<=", ">", ">=", "~", "contains", "like"))
 ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}

@@ -1,6 +1,6 @@
 """HTTP/1.1 without I/O (RFC 9112): bytes -> requests, responses -> bytes."""
 
-from babelbus.wire.http.chunks import LAST_CHUNK, encode_chunk
+from babelbus.wire.http.chunks import encode_chunk
 from babelbus.wire.http.client import Response, ResponseDecoder
 from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import HEAD_BYTES_MAX, TOKEN, HttpError, encode_fields, read_fields, tokens
@@ -14,7 +14,6 @@ __all__ = [
     "CONTINUE",
     "HEAD_BYTES_MAX",
     "IDLE_SECONDS",
-    "LAST_CHUNK",
     "TOKEN",
     "FileRefusedError",
     "Files",

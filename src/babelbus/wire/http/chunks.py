@@ -14,9 +14,6 @@ LINE_BYTES_MAX = 256
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _CRLF = b"\r\n"
 
-LAST_CHUNK = b"0\r\n\r\n"
-"""Ends a body that comes in chunks."""
-
 
 def encode_chunk(data: bytes) -> bytes:
     """Return one chunk; nothing for no data, because an empty chunk would end the body."""

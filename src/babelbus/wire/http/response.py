@@ -36,17 +36,15 @@ def encode_response(
     return encoded if head_only else encoded + body
 
 
-def encode_stream_head(
-    status: int, headers: Sequence[tuple[str, str]] = (), *, keep_alive: bool = True, chunked: bool = True
-) -> bytes:
-    """Return the head of a response without a length: `encode_chunk` for each part, `LAST_CHUNK` behind the last.
+def encode_stream_head(status: int, headers: Sequence[tuple[str, str]] = (), *, chunked: bool = True) -> bytes:
+    """Return the head of a response without a length: `encode_chunk` for each part.
 
     Without `chunked` (for HTTP/1.0) the parts follow as they are, and closing the connection ends them.
 
     Raises:
         LocalProtocolError: a header has CR, LF or NUL, or determines how the body ends.
     """
-    head = _encode_head(status, headers, keep_alive and chunked)
+    head = _encode_head(status, headers, chunked)
     return (head + ("transfer-encoding: chunked\r\n\r\n" if chunked else "\r\n")).encode("latin-1")
 
 
