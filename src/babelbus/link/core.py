@@ -90,7 +90,6 @@ class CoreLink(Peer):
         self.place: Place | None = None
         """The place of a connection of another machine in the lobby."""
         self.peer = "local"
-        self.software = ""
         self.stats = Stats(0, 0, 0, 0, 0, 0.0)
         self.transports: dict[int, LinkedTransport] = {}
         self._deadline: asyncio.TimerHandle | None = None
@@ -199,7 +198,6 @@ class CoreLink(Peer):
         if self.place is not None:
             self.place.finish_handshake()
         self.name = self._local_name or hello.name
-        self.software = hello.software
         self._stop_deadline()
         self._decoder.trust()
         self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners)))
@@ -407,7 +405,6 @@ class CoreEnd:
         self.log = LimitedLog(log, clock)
         self.lobby = Lobby(self.log, HELLO_SECONDS)
         self._preparing: dict[str, asyncio.Task[None]] = {}
-        self._metrics = metrics
         self._stopping = False
         metrics.links.set_function(lambda: len(self.links))
         metrics.edge_bytes.read = lambda: self._by_name(lambda link: link.received_bytes + link.sent_bytes)

@@ -262,7 +262,6 @@ class Edge:
         self.waiting: dict[Client, str | None] = {}
         """Clients that wait for a link, the oldest first, and the name that `crowd` counts their address under."""
         self._servers: list[asyncio.Server] = []
-        self._listeners: list[EdgeListener] = []
         self._log = LimitedLog(log, clock)
         self._unsettled: list[Client] = []
         self._slow: list[Client] = []

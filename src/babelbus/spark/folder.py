@@ -6,7 +6,6 @@ that Spark has counted cannot be lost with the power and its offset given to ano
 """
 
 import errno
-import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -38,8 +37,6 @@ from babelbus.storage.disk import (
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import File, LocalFiles, disk_error
 from babelbus.storage.memory import MemoryFile
-
-log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 * 2**20
 OPEN_TRIES = 3

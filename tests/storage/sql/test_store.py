@@ -44,7 +44,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 def open_log(store: DatabaseStore, topic: str, number: int, settings: LogSettings) -> DatabaseLog:
     """Open a partition without the queue in front of it: an append is committed when it returns."""
-    return DatabaseLog(*store._claim(topic, number), settings, store._clock)
+    return DatabaseLog(*store._claim(topic, number), settings)
 
 
 class WatchedFile:

@@ -7,7 +7,6 @@ is resolved once for each connection, and what was checked is what is connected 
 
 import asyncio
 import ipaddress
-import logging
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -20,8 +19,6 @@ from babelbus.core.receipt import Promise
 from babelbus.errors import BabelbusError, ConfigError
 from babelbus.listening.transports import is_blocked
 from babelbus.wire.http import HttpError, Response, ResponseDecoder, encode_fields
-
-log = logging.getLogger(__name__)
 
 CALL_SECONDS = 5.0
 """The time for a connection, and the time for an answer."""

@@ -132,7 +132,6 @@ class Hub:
         self.groups = broker.groups
         self.settings = settings
         self.clock = clock
-        self.metrics = metrics
         self.bindings = BindTable()
         self.calls = Calls(clock, loop, metrics)
         """Calls over plain HTTP, which wait for the answer of a service behind an MQ (6.3)."""

@@ -1,7 +1,6 @@
 """A pipeline at work: its queries are started, watched, started again when they fail, and stopped between batches."""
 
 import fcntl
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,6 @@ from babelbus.spark.pipelines.model import read_trigger
 from babelbus.spark.pipelines.progress import Batch, Watcher
 from babelbus.spark.pipelines.session import cause, is_local
 from babelbus.spark.pipelines.sinks import Target, identity, save, start
-
-log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 60.0

@@ -115,7 +115,6 @@ class ReplicatedFiles:
         """Removed files whose last message is in the stream, with its sequence."""
         member = ownership.patiently(lambda: open_membership(ownership, local, folder, make=True, moves_in=moves_in))
         assert member is not None
-        self.installation = member.installation
         self._shard = ownership.shard(
             LABEL, stream_name(settings.prefix, LABEL), member.installation, member.stream, FIXED_FILES
         )

@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
-from babelbus.clock import Clock
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, read_producer, rebase
 from babelbus.records.record import RecordBatch, StoredBatch
@@ -52,21 +51,13 @@ class DatabaseLog(FilelessLog):
     first_offset = end = 0
 
     def __init__(
-        self,
-        database: Database,
-        topic: str,
-        number: int,
-        partition_id: int,
-        epoch: int,
-        settings: LogSettings,
-        clock: Clock,
+        self, database: Database, topic: str, number: int, partition_id: int, epoch: int, settings: LogSettings
     ) -> None:
         super().__init__(settings)
         self.name = f"{database.name}, topic {topic!r}, partition {number}"
         self.id = partition_id
         self.database = database
         self._topic, self._number, self._epoch = topic, number, epoch
-        self._clock = clock
         self._closed = False
         self._generation = database.failures
         self._durable = database.ends.get(topic, number)

@@ -49,8 +49,6 @@ class DatabaseStore:
         Raises:
             DatabaseUrlError: the URL is malformed, or of another kind of database.
         """
-        self._files = files
-        self._clock = clock
         self._database = choose_database(url, files, clock)
         self._opening = threading.Lock()
         self._is_open = False
@@ -98,7 +96,7 @@ class DatabaseStore:
         before = self._writers.get((topic, partition))
         if before is not None:
             before.fence_off()
-        opened = QueuedLog(self._room, *self._claim(topic, partition), settings, self._clock)
+        opened = QueuedLog(self._room, *self._claim(topic, partition), settings)
         self._writers[topic, partition] = opened
         return opened
 
