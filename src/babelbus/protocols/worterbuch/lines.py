@@ -9,7 +9,7 @@ from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageErro
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Endpoint
-from babelbus.protocols.worterbuch.session import Session
+from babelbus.protocols.worterbuch.session import Carrier, Session
 from babelbus.protocols.worterbuch.values import ascii_json, one_line
 
 
@@ -27,7 +27,7 @@ class LineFraming:
 LINES = LineFraming()
 
 
-class LineSession(contract.Session):
+class LineSession(Carrier, contract.Session):
     """The bytes of one TCP or unix connection."""
 
     def __init__(
@@ -85,21 +85,6 @@ class LineSession(contract.Session):
         return bool(self._waiting)
 
     @property
-    def established(self) -> bool:
-        """Whether the client has proved its rights, if a token is needed."""
-        return self.session.established
-
-    @property
-    def subscriptions(self) -> list[tuple[str, bool]]:
-        """The patterns of the client, and of each whether only a part of it is granted."""
-        return self.session.subscriptions
-
-    @property
-    def principal(self) -> str | None:
-        """Name of the principal that the client has proved to be."""
-        return self.session.access.name
-
-    @property
     def unfinished_bytes(self) -> int:
         """Memory of the line that has not come whole."""
         return self._decoder.unfinished_bytes
@@ -112,7 +97,3 @@ class LineSession(contract.Session):
         """
         self._decoder.fail(MalformedMessageError(None, ErrorCode.SERDE_ERROR, text))
         self.resume()
-
-    def close(self) -> None:
-        """End the session: the connection is gone."""
-        self.session.close()

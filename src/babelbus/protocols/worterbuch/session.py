@@ -336,3 +336,28 @@ def _refuse(_message: m.Transform) -> bytes:
 
 def _refuse_file(_message: m.Export | m.Import) -> bytes:
     raise RefusedError(ErrorCode.OTHER, "files on the server are not for clients; use the HTTP export and import")
+
+
+class Carrier:
+    """A connection with one session: what its server asks of the session."""
+
+    session: Session
+
+    @property
+    def established(self) -> bool:
+        """Whether the client has proved its rights, if a token is needed."""
+        return self.session.established
+
+    @property
+    def subscriptions(self) -> list[tuple[str, bool]]:
+        """The patterns of the client, and of each whether only a part of it is granted."""
+        return self.session.subscriptions
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the client has proved to be."""
+        return self.session.access.name
+
+    def close(self) -> None:
+        """End the session: the connection is gone."""
+        self.session.close()

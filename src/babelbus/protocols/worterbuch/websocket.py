@@ -10,7 +10,7 @@ from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Endpoint
-from babelbus.protocols.worterbuch.session import Session
+from babelbus.protocols.worterbuch.session import Carrier, Session
 from babelbus.wire.websocket import (
     Decoder,
     Deflate,
@@ -89,7 +89,7 @@ class DeflatingSender:
         return self._deflater.encode_texts(texts)
 
 
-class SocketSession(WebSocketSession):
+class SocketSession(Carrier, WebSocketSession):
     """The bytes of one connection, from the upgrade on."""
 
     def __init__(
@@ -157,22 +157,3 @@ class SocketSession(WebSocketSession):
         if isinstance(error, MalformedMessageError):
             self.session.malformed(error)
         return super().last_frame(error)[0], ""
-
-    @property
-    def established(self) -> bool:
-        """Whether the client has proved its rights, if a token is needed."""
-        return self.session.established
-
-    @property
-    def subscriptions(self) -> list[tuple[str, bool]]:
-        """The patterns of the client, and of each whether only a part of it is granted."""
-        return self.session.subscriptions
-
-    @property
-    def principal(self) -> str | None:
-        """Name of the principal that the client has proved to be."""
-        return self.session.access.name
-
-    def close(self) -> None:
-        """End the session: the connection is gone."""
-        self.session.close()
