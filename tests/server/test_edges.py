@@ -18,11 +18,13 @@ from babelbus.clock import SystemClock
 from babelbus.config import Config, ServerSettings, ZbusSettings
 from babelbus.errors import BabelbusError, ConfigError, StorageError
 from babelbus.link import core
+from babelbus.link.client import EdgeListener
 from babelbus.link.edge import Edge
 from babelbus.listening.certificates import Certificates
+from babelbus.listening.sockets import open_sockets
 from babelbus.server import edges
 from babelbus.server.member import Member
-from babelbus.server.own_listeners import open_listeners
+from babelbus.server.own_listeners import ADMIN, openings_of
 from tests.server.test_descriptors import ROOM, limited
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.http import ResponseDecoder
@@ -227,7 +229,11 @@ def member(live: LiveServer, config: Config) -> Iterator[dict[str, tuple[str, in
 
     async def run() -> None:
         edge = Edge("other", SystemClock())
-        listeners = await open_listeners(config, Certificates(config.tls))
+        listeners, certificates = [], Certificates(config.tls)
+        for one in openings_of(config):
+            sockets = await open_sockets(one.host, one.port)
+            tls, is_admin = one.make_tls(certificates), one.name == ADMIN
+            listeners.append(EdgeListener(one.name, sockets, tls, one.handshake_seconds, is_admin=is_admin))
         addresses.update({one.name: one.sockets[0].getsockname() for one in listeners})
         await edge.open(listeners)
         host, _, port = live.server.core_end.address.rpartition(":")

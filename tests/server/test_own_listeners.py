@@ -1,13 +1,12 @@
 """The listeners that an edge opens are those that a server opens of the same configuration."""
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 
 from babelbus.config import AdminSettings, EventmeshSettings, TlsSettings, WorterbuchSettings, ZbusSettings
 from babelbus.listening.certificates import Certificates
-from babelbus.server.own_listeners import open_listeners, openings_of
+from babelbus.server.own_listeners import openings_of
 from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 
@@ -33,15 +32,6 @@ def test_an_edge_opens_what_a_server_opens(tmp_path: Path) -> None:
             if tls is not None and entrance.tls is not None:
                 assert (tls.cert_file, tls.alpn) == (entrance.tls.cert_file, entrance.tls.alpn)
             assert one.handshake_seconds == entrance.door.handshake_seconds
-
-    async def opened() -> None:
-        listeners = await open_listeners(config, Certificates(config.tls))
-        assert [one.name for one in listeners] == [one.name for one in openings]
-        for listener in listeners:
-            for one in listener.sockets:
-                one.close()
-
-    asyncio.run(opened())
 
 
 def test_what_is_not_enabled_is_not_opened(tmp_path: Path) -> None:

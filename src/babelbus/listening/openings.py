@@ -1,9 +1,10 @@
 """The TCP listeners of a configuration, as far as an edge opens them: no service is built for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from babelbus.config import AdminSettings, EventmeshSettings, WorterbuchSettings, ZbusSettings
 from babelbus.listening.certificates import Certificates, Tls
 
 
@@ -36,3 +37,30 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         return certificates.make_tls(
             self.section, self.tls, cert_file=self.cert_file, key_file=self.key_file, alpn=self.alpn
         )
+
+
+def openings_for(
+    section: str,
+    settings: AdminSettings | EventmeshSettings | WorterbuchSettings | ZbusSettings,
+    ports: Mapping[str, int | None],
+    *,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+    alpn: Sequence[str] = (),
+) -> list[Opening]:
+    """Return the listeners of a section by their names; those without a port are off."""
+    return [
+        Opening(
+            name=name,
+            host=settings.host,
+            port=port,
+            section=section,
+            tls=settings.tls,
+            cert_file=cert_file,
+            key_file=key_file,
+            alpn=alpn,
+            handshake_seconds=settings.handshake_seconds,
+        )
+        for name, port in ports.items()
+        if port is not None
+    ]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from babelbus.config import EventmeshSettings
-from babelbus.listening.openings import Opening
+from babelbus.listening.openings import Opening, openings_for
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Callers
@@ -32,21 +32,9 @@ def openings(settings: EventmeshSettings) -> list[Opening]:
         "eventmesh-tcp": settings.tcp_port,
         "eventmesh-http": settings.http_port,
         "eventmesh-admin": settings.admin_port,
-        "eventmesh-grpc": settings.grpc_port,
     }
-    return [
-        Opening(
-            name=name,
-            host=settings.host,
-            port=port,
-            section=PROTOCOL,
-            tls=settings.tls,
-            alpn=("h2",) if name == "eventmesh-grpc" else (),
-            handshake_seconds=settings.handshake_seconds,
-        )
-        for name, port in ports.items()
-        if port is not None
-    ]
+    rpc = openings_for(PROTOCOL, settings, {"eventmesh-grpc": settings.grpc_port}, alpn=("h2",))
+    return openings_for(PROTOCOL, settings, ports) + rpc
 
 
 class EventmeshService(StreamService):

@@ -25,17 +25,8 @@ log = logging.getLogger(__name__)
 
 def openings(settings: JebpSettings) -> list[Opening]:
     """Return the TCP listeners of some settings."""
-    seconds = settings.handshake_seconds
-    return [
-        Opening(
-            name=PROTOCOL,
-            host=settings.host,
-            port=settings.port,
-            section=PROTOCOL,
-            speaks_tls=False,
-            handshake_seconds=seconds,
-        )
-    ]
+    host, port, seconds = settings.host, settings.port, settings.handshake_seconds
+    return [Opening(name=PROTOCOL, host=host, port=port, section=PROTOCOL, speaks_tls=False, handshake_seconds=seconds)]
 
 
 class JebpService(StreamService):

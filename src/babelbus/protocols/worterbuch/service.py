@@ -10,7 +10,7 @@ from babelbus.config import WorterbuchSettings
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import read_key_file
-from babelbus.listening.openings import Opening
+from babelbus.listening.openings import Opening, openings_for
 from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
@@ -155,21 +155,11 @@ def openings(settings: WorterbuchSettings) -> list[Opening]:
     Raises:
         ConfigError: an entry of `worterbuch.more_endpoints` is wrong.
     """
-    ports = {"worterbuch": settings.port, "worterbuch-tcp": settings.tcp_port}
+    ports: dict[str, int | None] = {"worterbuch": settings.port, "worterbuch-tcp": settings.tcp_port}
     for place, endpoint in map(read_endpoint, (settings.more_endpoints or "").split()):
         if isinstance(place, int):
             ports[f"worterbuch-tcp-{endpoint.profile.name}"] = place
-    return [
-        Opening(
-            name=name,
-            host=settings.host,
-            port=port,
-            section=PROTOCOL,
-            tls=settings.tls,
-            handshake_seconds=settings.handshake_seconds,
-        )
-        for name, port in ports.items()
-    ]
+    return openings_for(PROTOCOL, settings, ports)
 
 
 def read_endpoint(text: str) -> tuple[str | int, Endpoint]:

@@ -10,7 +10,7 @@ from babelbus.config import ZbusSettings
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import read_key_file
-from babelbus.listening.openings import Opening
+from babelbus.listening.openings import Opening, openings_for
 from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
@@ -93,20 +93,7 @@ class ZbusService(StreamService):
 def openings(settings: ZbusSettings) -> list[Opening]:
     """Return the TCP listeners of some settings."""
     ports = {"zbus": settings.port, "zbus-monitor": settings.monitor_port}
-    return [
-        Opening(
-            name=name,
-            host=settings.host,
-            port=port,
-            section=PROTOCOL,
-            tls=settings.tls,
-            cert_file=settings.tls_cert_file,
-            key_file=settings.tls_key_file,
-            handshake_seconds=settings.handshake_seconds,
-        )
-        for name, port in ports.items()
-        if port is not None
-    ]
+    return openings_for(PROTOCOL, settings, ports, cert_file=settings.tls_cert_file, key_file=settings.tls_key_file)
 
 
 def read_keys(path: str | None) -> Mapping[str, str]:
