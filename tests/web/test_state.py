@@ -252,6 +252,21 @@ def test_a_listener_hears_text_bytes_keys_headers_and_who_it_was(api: Api) -> No
         ]
 
 
+def test_of_two_forms_of_a_sent_thing_that_in_base64_holds(api: Api) -> None:
+    with api.open("GET", "/api/listen", {"pattern": "#"}) as listener:
+        listener.begin()
+        plain = {"subject": "a", "payload": "b", "key": "c", "headers": {"d": "e"}}
+        other = {
+            "subject_base64": "QQ==",
+            "payload_base64": "Qg==",
+            "key_base64": "Qw==",
+            "headers_base64": [["RA==", "RQ=="]],
+        }
+        api.json("POST", "/api/send", json.dumps(plain | other).encode())
+        line = listener.line()
+        assert [line[name] for name in plain] == ["A", "B", "C", {"D": "E"}]
+
+
 def test_a_slow_listener_is_told_what_it_missed_and_the_metric_counts_it(api: Api) -> None:
     server = api.live.server
     api("GET", "/api/server")  # the first connection opens the endpoint

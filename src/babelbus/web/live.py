@@ -29,7 +29,7 @@ from babelbus.web.callers import PROTOCOL
 from babelbus.web.calls import Answer, Call, Lines, Route
 from babelbus.web.errors import InvalidEventError
 from babelbus.web.feed import Feed
-from babelbus.web.record_lines import UNSET, Unset, split_headers, text_or_bytes
+from babelbus.web.record_lines import UNSET, Unset, bytes_of, headers_of, split_headers, text_or_bytes
 from babelbus.web.slots import check_share
 from babelbus.web.state import EditorOf, encode_entries, one_line
 from babelbus.web.state_views import clip
@@ -256,13 +256,10 @@ def event_of(body: SendBody, principal: Identity) -> Event:
     subject = body.subject
     if body.subject_base64 is not None:
         subject = body.subject_base64.decode("utf-8", "surrogateescape")
-    payload = body.payload.encode() if body.payload_base64 is None else body.payload_base64
-    key = body.key_base64 if body.key is None else body.key.encode()
-    headers: Headers = tuple(body.headers_base64) or tuple(
-        (name.encode(), None if value is None else value.encode()) for name, value in body.headers.items()
-    )
+    headers = headers_of(body.headers, body.headers_base64 or None)
     check_subject(subject)
     subject = principal.absolute(subject)
+    payload, key = bytes_of(body.payload, body.payload_base64), bytes_of(body.key, body.key_base64)
     return Event(subject, payload, key, signed(headers, principal))
 
 
