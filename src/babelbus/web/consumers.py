@@ -33,6 +33,7 @@ from babelbus.web.answers import answer, read_body, read_number
 from babelbus.web.callers import is_caller
 from babelbus.web.calls import Answer, Call, Lines, Route
 from babelbus.web.errors import UnknownConsumerError
+from babelbus.web.feed import came
 from babelbus.web.groups import check_sees, names
 from babelbus.web.lines import IDLE, Answered, ConsumeLine, ConsumerHead, DeliveryLine
 from babelbus.web.record_lines import line_of
@@ -145,10 +146,7 @@ class Consumer:
         """Wait up to `seconds` for records or the end; `None` if neither came."""
         if not self._lines and not self._end:
             self._something.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._something.wait()
-            except TimeoutError:
+            if not await came(self._something, seconds):
                 return None
         if self._end:
             return ConsumeLine(end=self._end)

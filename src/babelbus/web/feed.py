@@ -11,6 +11,16 @@ TAKEN_MAX: Final = 64
 """Lines that a reader takes at a time: only lines that are not taken can be taken back."""
 
 
+async def came(something: asyncio.Event, seconds: float) -> bool:
+    """Wait up to `seconds` for an event; return whether it came."""
+    try:
+        async with asyncio.timeout(seconds):
+            await something.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 class Feed:
     """Lines for one reader. `put` and `close` come from the event loop, `take` from the reader's task.
 
@@ -50,11 +60,7 @@ class Feed:
         """Wait up to `seconds` for lines; return some waiting lines, and how many were dropped behind them."""
         if not self.closed and not self._lines:
             self._something.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._something.wait()
-            except TimeoutError:
-                pass
+            await came(self._something, seconds)
         lines = [self._lines.popleft()[1] for _ in range(min(len(self._lines), TAKEN_MAX))]
         self._size_bytes -= sum(map(len, lines))
         dropped = 0

@@ -32,6 +32,7 @@ from babelbus.web import reading
 from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
+from babelbus.web.feed import came
 from babelbus.web.reading import (
     Page,
     read_backwards,
@@ -294,14 +295,10 @@ async def _any_beyond(cursors: dict[Partition, int], seconds: float) -> bool:
     some = asyncio.Event()
     cancels = [partition.watch(offset, some.set) for partition, offset in cursors.items()]
     try:
-        async with asyncio.timeout(seconds):
-            await some.wait()
-    except TimeoutError:
-        return False
+        return await came(some, seconds)
     finally:
         for cancel in cancels:
             cancel()
-    return True
 
 
 async def _span(call: Call, partition: Partition) -> tuple[Partition, int, int]:

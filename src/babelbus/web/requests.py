@@ -33,9 +33,10 @@ from babelbus.web.answers import answer, read_body, read_number, read_text
 from babelbus.web.callers import is_caller
 from babelbus.web.calls import Answer, Call, Route
 from babelbus.web.errors import InvalidEventError, UnknownResponderError
+from babelbus.web.feed import came
 from babelbus.web.lines import QuestionLine, Replied, ReplyLine, ResponderHead, RespondLine
 from babelbus.web.live import BODY_BYTES_MAX, SendBody, check_subject, event_of, signed
-from babelbus.web.record_lines import UNSET, headers_of, split_headers, text_or_bytes
+from babelbus.web.record_lines import UNSET, bytes_of, headers_of, split_headers, text_or_bytes
 from babelbus.web.slots import check_share
 
 HEARTBEAT_SECONDS = 10.0
@@ -113,10 +114,7 @@ class _Responder:
         """Wait up to `seconds` for a question or the end; `None` if neither came."""
         if not self._lines and not self.end:
             self._something.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._something.wait()
-            except TimeoutError:
+            if not await came(self._something, seconds):
                 return None
         if self.end:
             return RespondLine(end=self.principal.relative_text(self.end))
@@ -300,7 +298,7 @@ class RequestRoutes:
     async def _reply(self, call: Call) -> web.Response:
         responder, pool = self._find(call)
         body = await read_body(call, ReplyBody, BODY_BYTES_MAX)
-        payload = body.payload.encode() if body.payload_base64 is None else body.payload_base64
+        payload = bytes_of(body.payload, body.payload_base64)
         headers = signed(headers_of(body.headers, body.headers_base64 or None), responder.principal)
         question = responder.held.get(body.number)
         if question is None:
