@@ -106,15 +106,7 @@ def _migrate(
             source.remove_partitions(name)  # which a stop between the two may have left
         return Migrated(name, count, reason=f"its engine is {settings.engine}")
     layout = settings.for_log(config.storage.checkpoint_bytes)
-    was_there = target.partition_count(name) > 0
-    try:
-        sizes = move(source, target, name, count, layout, seen)
-    except DifferentRecordsError as error:
-        if not was_there:
-            raise
-        log.warning("%s; the topic changed since a run before, it is copied anew", error)
-        target.erase(target.hide(name))
-        sizes = move(source, target, name, count, layout, seen)
+    sizes = move(source, target, name, count, layout, seen)
     kept["settings"]["engine"] = "jetstream"
     source.save_settings(name, notes.encode(kept))
     if remove:
@@ -125,7 +117,24 @@ def _migrate(
 def move(
     source: FolderStore, target: JetstreamStore, name: str, count: int, layout: LogSettings, seen: Seen
 ) -> tuple[int, int]:
-    """Move the partitions of a topic and compare them; return how many bytes of records were copied and compared."""
+    """Move the partitions of a topic and compare them; return how many bytes of records were copied and compared.
+
+    A topic that changed since a run before is copied anew.
+    """
+    was_there = target.partition_count(name) > 0
+    try:
+        return _move(source, target, name, count, layout, seen)
+    except DifferentRecordsError as error:
+        if not was_there:
+            raise
+        log.warning("%s; the topic changed since a run before, it is copied anew", error)
+        target.erase(target.hide(name))
+        return _move(source, target, name, count, layout, seen)
+
+
+def _move(
+    source: FolderStore, target: JetstreamStore, name: str, count: int, layout: LogSettings, seen: Seen
+) -> tuple[int, int]:
     copied = compared = 0
     for number in range(count):
         disk = source.open_partition(name, number, layout, anew=False)

@@ -5,7 +5,6 @@ Then the files follow, each read back. Until the last one is there a file says t
 member serves a half. A run that was stopped goes on where it was. The folder stays as it was, unless `remove` says so.
 """
 
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,14 +16,12 @@ from babelbus.config import Config
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import StorageError
 from babelbus.server.app import STAGING_NAME, STATE_NAME
-from babelbus.server.migrate import DifferentRecordsError, Migrated, Seen, move
+from babelbus.server.migrate import Migrated, Seen, move
 from babelbus.storage import notes
 from babelbus.storage.disk import LOCK_NAME, FolderStore
 from babelbus.storage.files import FileSystem, LocalFiles
 from babelbus.storage.jetstream import MOVING_NAME, JetstreamStore, Ownership, ReplicatedFiles
 from babelbus.storage.notes import MEMBERSHIP_NAME
-
-log = logging.getLogger(__name__)
 
 CONF_NAME = "conf"
 STREAMS_NAME = "jetstream.json"
@@ -132,15 +129,7 @@ class _Moving:
         sizes = (0, 0)
         if settings.engine == "disk":
             layout = settings.for_log(self._config.storage.checkpoint_bytes)
-            was_there = target.partition_count(name) > 0
-            try:
-                sizes = move(self._source, target, name, count, layout, seen)
-            except DifferentRecordsError as error:
-                if not was_there:
-                    raise
-                log.warning("%s; the topic changed since a run before, it is copied anew", error)
-                target.erase(target.hide(name))
-                sizes = move(self._source, target, name, count, layout, seen)
+            sizes = move(self._source, target, name, count, layout, seen)
             settings = msgspec.structs.replace(settings, engine="jetstream")
         moved = kept | {"settings": msgspec.to_builtins(settings)}
         catalog.save_settings(name, notes.encode(moved))
