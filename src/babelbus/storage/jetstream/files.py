@@ -468,17 +468,9 @@ class ReplicatedFiles:
                 shard.done.wait(WAIT_SECONDS)
 
     def _failure(self, begun: float, refusals: int) -> StorageError | None:
-        """Return why waiting is in vain."""
-        shard, now = self._shard, self._clock.monotonic()
-        if shard.failure is not None:
-            return shard.failure
-        if shard.refusals != refusals:
-            return shard.refusal
-        since = begun if shard.doubt_since is None else min(begun, shard.doubt_since)
-        if now - since < self._timeout:
-            return None
-        unknown = NatsAwayError("NATS does not acknowledge; whether the file is stored is unknown")
-        return shard.reason if shard.doubt_since is not None else unknown
+        return self._shard.fault(
+            begun, refusals, self._timeout, "NATS does not acknowledge; whether the file is stored"
+        )
 
     def _purge(self, subject: str, sequence: int | None) -> None:
         """Delete messages of a subject, in front of a sequence if one is given; a refusal costs space alone."""

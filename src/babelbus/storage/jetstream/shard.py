@@ -204,6 +204,17 @@ class Shard:
         if self.lease is not None:
             self.lease.check()
 
+    def fault(self, begun: float, refusals: int, timeout: float, what: str) -> StorageError | None:
+        """Return why waiting for acks since `begun`, when there were so many refusals, is in vain."""
+        if self.failure is not None:
+            return self.failure
+        if self.refusals != refusals:
+            return self.refusal
+        since = begun if self.doubt_since is None else min(begun, self.doubt_since)
+        if self._clock.monotonic() - since < timeout:
+            return None
+        return NatsAwayError(f"{what} is unknown") if self.doubt_since is None else self.reason
+
     @property
     def epoch(self) -> int:
         """The epoch of this server."""

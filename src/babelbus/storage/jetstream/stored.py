@@ -19,7 +19,7 @@ from babelbus.records.record import StoredBatch
 from babelbus.storage.contract import BadRange, LogSettings, Part
 from babelbus.storage.fileless import FilelessLog
 from babelbus.storage.jetstream.client import PURGE_SECONDS, Nats
-from babelbus.storage.jetstream.errors import NatsAwayError, StreamAlteredError
+from babelbus.storage.jetstream.errors import StreamAlteredError
 from babelbus.storage.jetstream.frame import Frame, Head, Kind, decode
 from babelbus.storage.jetstream.places import Places
 from babelbus.storage.jetstream.shard import Message, Shard
@@ -120,22 +120,10 @@ class StoredLog(FilelessLog):
     # -- other messages ----------------------------------------------------------------------------------------------
 
     def _failure(self, begun: float, refusals: int) -> StorageError | None:
-        """Return why waiting is in vain."""
-        shard, now = self.shard, self._clock.monotonic()
         if self._stale:
             return self._stale_error()
-        if shard.failure is not None:
-            return shard.failure
-        if shard.refusals != refusals:
-            return shard.refusal
-        since = begun if shard.doubt_since is None else min(begun, shard.doubt_since)
-        if now - since >= self._timeout:
-            return (
-                shard.reason
-                if shard.doubt_since is not None
-                else NatsAwayError(f"{self.name}: NATS does not acknowledge; whether the records are stored is unknown")
-            )
-        return None
+        what = f"{self.name}: NATS does not acknowledge; whether the records are stored"
+        return self.shard.fault(begun, refusals, self._timeout, what)
 
     def write(self, kind: Kind, suffix: str, data: bytes, head: Head | None = None) -> int:
         """Write one message beside the records; return its sequence. Waits for NATS.
