@@ -389,7 +389,13 @@ class Reader:
         end: int | None = None
         if until_end and start_type == FROM_OFFSET:
             end = await self._end_of(topic, partition, start)
-        fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max, until_end)
+
+        def fetch() -> "asyncio.Task[FetchedBatch | None]":
+            task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, end, bytes_max, until_end))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
+            return task
+
+        fetching = fetch()
         try:
             while end is None or start < end:
                 try:
@@ -398,7 +404,7 @@ class Reader:
                     if bytes_max >= BYTES_MAX_MAX:
                         raise
                     bytes_max = min(4 * bytes_max, BYTES_MAX_MAX)
-                    fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max, until_end)
+                    fetching = fetch()
                     continue
                 if batch is not None:
                     start_type, start, pause = FROM_OFFSET, batch.next_offset, 0.0
@@ -409,7 +415,7 @@ class Reader:
                 else:
                     pause = min(max(2 * pause, POLL_SECONDS_MIN), poll_seconds_max)
                     await asyncio.sleep(pause)
-                fetching = self._begin_fetch(topic, partition, start_type, start, end, bytes_max, until_end)
+                fetching = fetch()
                 if batch is not None:
                     # The next chunk is on its way while the caller decodes this one. One turn of the loop for the
                     # request to be made, one for uvloop to write it: only then may the caller keep the loop busy.
@@ -418,21 +424,6 @@ class Reader:
                     yield batch
         finally:
             fetching.cancel()
-
-    def _begin_fetch(
-        self,
-        topic: str,
-        partition: int,
-        start_type: int,
-        start: int,
-        end: int | None,
-        bytes_max: int,
-        gives_up: bool,
-    ) -> "asyncio.Task[FetchedBatch | None]":
-        """Start to fetch."""
-        task = asyncio.create_task(self._fetch_one(topic, partition, start_type, start, end, bytes_max, gives_up))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a follower may stop before it reads
-        return task
 
     async def _fetch_one(
         self,
