@@ -12,7 +12,6 @@ from babelbus.core.work import Work, settled
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.eventmesh.callers import Caller, address_of, name_of
 from babelbus.protocols.eventmesh.http import credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.idle import IdleSession
@@ -59,10 +58,7 @@ class AdminSession(IdleSession):
         guard: BrowserGuard,
         peer: str | None,
     ) -> None:
-        super().__init__(hub, outbox, close, guard, hub.settings.grpc_bytes_max)
-        self._address = address_of(peer)
-        self._caller: Caller | None = None
-        """The caller of the last request, while the gate is on."""
+        super().__init__(hub, outbox, close, guard, hub.settings.grpc_bytes_max, peer)
         self._webhooks = webhooks
         self._streams = streams
         """Returns the subscriptions over gRPC."""
@@ -116,11 +112,6 @@ class AdminSession(IdleSession):
         self._caller = found
         check_may(found.principal, Action.ADMIN, SERVER_SUBJECT)
         return found.principal
-
-    @property
-    def principal(self) -> str | None:
-        """Name of the principal that the last request has proved."""
-        return name_of(self._caller)
 
     def _carry_out(self, request: http.Request, query: dict[str, str], principal: Identity) -> Answer:
         method, path = request.method, request.path.rstrip("/")

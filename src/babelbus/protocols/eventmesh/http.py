@@ -16,7 +16,7 @@ from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
-from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given, address_of, name_of
+from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given
 from babelbus.protocols.eventmesh.calls import STOPPING, TargetRefusedError
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, without_correlation
 from babelbus.protocols.eventmesh.idle import IdleSession
@@ -182,11 +182,8 @@ class WebSession(IdleSession):
         guard: BrowserGuard,
         peer: str | None,
     ) -> None:
-        super().__init__(hub, outbox, close, guard, hub.settings.body_bytes_max)
+        super().__init__(hub, outbox, close, guard, hub.settings.body_bytes_max, peer)
         self._webhooks = webhooks
-        self._address = address_of(peer)
-        self._caller: Caller | None = None
-        """The caller of the last request, while the gate is on."""
         self._requests: dict[Request[Reply], None] = {}
         """Requests that wait for their reply."""
         self._success_heads: dict[tuple[str, bool, str], bytes] = {}
@@ -264,11 +261,6 @@ class WebSession(IdleSession):
         except BabelbusError as error:
             answer = self._encode_error(request, error)
         return DONE, lambda: answer
-
-    @property
-    def principal(self) -> str | None:
-        """Name of the principal that the last call has proved."""
-        return name_of(self._caller)
 
     def end_requests(self) -> None:
         """Answer the requests that wait for their reply: the server stops."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.callers import Caller, address_of, name_of
 from babelbus.protocols.eventmesh.hub import Hub
 from babelbus.wire.browsers import BrowserGuard
 from babelbus.wire.http import HttpSession
@@ -17,14 +18,28 @@ class IdleSession(HttpSession, contract.Session):
     ends_at = math.inf
 
     def __init__(
-        self, hub: Hub, outbox: Outbox, close: Callable[[], None], guard: BrowserGuard, body_bytes_max: int
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        guard: BrowserGuard,
+        body_bytes_max: int,
+        peer: str | None,
     ) -> None:
         super().__init__(outbox, guard, body_bytes_max=body_bytes_max)
         self._hub = hub
         self._close = close
+        self._address = address_of(peer)
+        self._caller: Caller | None = None
+        """The caller of the last request, while the gate is on."""
         self._heard_at = hub.clock.monotonic()
         self._is_half_closed = False
         hub.peers[self] = None
+
+    @property
+    def principal(self) -> str | None:
+        """Name of the principal that the last request has proved."""
+        return name_of(self._caller)
 
     def receive_data(self, data: bytes) -> None:
         """Handle a chunk. Raises: as `HttpSession.receive_data`."""
