@@ -183,20 +183,15 @@ class Verifier:
         return name
 
 
-def secret_key(secret: str | bytes, *, short: bool = False) -> Key:
-    """Return the key of an HMAC secret (HS256); `short` allows a secret of any length.
+def secret_key(secret: str | bytes) -> Key:
+    """Return the key of an HMAC secret (HS256); one shorter than `SECRET_BYTES_MIN` can be guessed.
 
     Raises:
-        ConfigError: the secret is shorter than the hash, so that it could be guessed.
+        ConfigError: the secret is empty.
     """
     value = secret.encode() if isinstance(secret, str) else secret
     if not value.strip():
         raise ConfigError("the key for tokens is empty")
-    if len(value) < SECRET_BYTES_MIN and not short:
-        raise ConfigError(
-            f"the secret for tokens has {len(value)} bytes; use at least {SECRET_BYTES_MIN} random bytes, as from "
-            "'openssl rand -base64 32'"
-        )
     return Key(value, ("HS256",))
 
 

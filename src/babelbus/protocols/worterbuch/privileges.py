@@ -82,7 +82,7 @@ class Verifier:
             is_public = "-----BEGIN" in keys
             self.takes_secret = not is_public
             self.guessable = not is_public and len(keys.encode()) < jwts.SECRET_BYTES_MIN
-            keys = jwts.OneKey(jwts.public_key(keys) if is_public else jwts.secret_key(keys, short=True))
+            keys = jwts.OneKey(jwts.public_key(keys) if is_public else jwts.secret_key(keys))
         name = msgspec.defstruct("Name", [("principal", str)], rename={"principal": claim})
         self._decode_name: Callable[[bytes], Any] = msgspec.json.Decoder(name).decode
         self._tokens = jwts.Verifier(keys, issuer=issuer, audience=audience)
