@@ -213,10 +213,6 @@ class Broker(Catalog):
 
     # Each call that changes or shows something asks for the right to do so. A forgotten principal is nobody.
 
-    def may(self, principal: Identity, action: Action, subject: str) -> bool:
-        """Return whether a principal may do this; `publish` asks by itself."""
-        return may(principal, action, subject)
-
     def state_for(self, principal: Identity) -> "State | GuardedState":
         """Return the state as a principal may read and change it."""
         return self.state if principal.rights is None else GuardedState(self.state, principal)
