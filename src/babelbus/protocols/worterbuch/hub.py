@@ -373,7 +373,10 @@ class Hub:
         subscribers = self._ls.get(parent)
         if not subscribers:
             return
-        names = self._children(parent)
+        try:
+            names = self.state.children(parent)
+        except NoSuchKeyError:
+            names = []
         for subscriber in subscribers:
             session = subscriber.session
             if session.access.identity.rights is not None:
@@ -390,12 +393,6 @@ class Hub:
             subscriber.names = names
             session.push([session.encode_names(subscriber, names)])
             self._touched[session] = None
-
-    def _children(self, parent: str | None) -> list[str]:
-        try:
-            return self.state.children(parent)
-        except NoSuchKeyError:
-            return []
 
     def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back after some seconds."""

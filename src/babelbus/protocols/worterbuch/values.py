@@ -45,9 +45,11 @@ def nesting(text: bytes) -> int:
         return max(accumulate(memoryview(steps).cast("b")))
 
 
-def may_nest_deeper(text: bytes, levels: int) -> bool:
-    """Return whether a text has brackets enough to be nested deeper than this; cheap, and right for most values."""
-    return len(text) > 2 * levels and text.count(b"[") + text.count(b"{") > levels
+def _check_depth(text: bytes) -> None:
+    # Brackets are counted first: cheap, and enough for most values.
+    many = len(text) > 2 * NESTING_MAX and text.count(b"[") + text.count(b"{") > NESTING_MAX
+    if many and nesting(text) > NESTING_MAX:
+        raise ValueError(f"nested deeper than {NESTING_MAX}")
 
 
 def check_value(value: bytes) -> None:
@@ -58,8 +60,7 @@ def check_value(value: bytes) -> None:
     """
     if value[0] == _QUOTE or value in _CONSTANTS or (len(value) < 20 and value.isdigit()):
         return
-    if may_nest_deeper(value, NESTING_MAX) and nesting(value) > NESTING_MAX:
-        raise ValueError(f"nested deeper than {NESTING_MAX}")
+    _check_depth(value)
     shape = value.translate(_DIGITS)
     if b"0e" in shape or (len(value) >= len(_MANY_DIGITS) and _MANY_DIGITS in shape):
         _ANY.decode(value)  # finds 1e400
@@ -75,8 +76,7 @@ def parse_value(text: bytes) -> bytes:
     value = bytes(text).strip(b" \t\r\n")
     if not value:
         raise ValueError("no JSON")
-    if may_nest_deeper(value, NESTING_MAX) and nesting(value) > NESTING_MAX:
-        raise ValueError(f"nested deeper than {NESTING_MAX}")
+    _check_depth(value)
     try:
         _ANY.decode(value)
     except RecursionError as error:
