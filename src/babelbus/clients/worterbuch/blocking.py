@@ -7,11 +7,10 @@ with BlockingClient("tcp://127.0.0.1:9090") as client:
 """
 
 import contextlib
-import ssl
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from babelbus.clients.portal import Portal, Twin, blocking, opening
+from babelbus.clients.portal import Portal, Twin, blocking, building, opening
 from babelbus.clients.worterbuch.client import Client, Subscription, connect
 from babelbus.clients.worterbuch.errors import ConnectionLostError
 
@@ -35,27 +34,13 @@ class BlockingSubscription(Twin[Subscription]):
 class BlockingClient(Twin[Client]):
     """`Client` for threads: the same calls and errors, without `await`. Callbacks run in the client's own thread."""
 
-    def __init__(
-        self,
-        url: str = "tcp://127.0.0.1:9090",
-        *,
-        token: str | None = None,
-        timeout_seconds: float = 10.0,
-        request_timeout_seconds: float = 30.0,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """Connect; see `connect`."""
+    @building(connect)
+    def __init__(self, connecting: Coroutine[Any, Any, Client]) -> None:
+        """Connect; the arguments are those of `connect`."""
         portal = Portal("worterbuch client", lambda: ConnectionLostError("the client is closed"))
         portal.open()
         try:
-            client = connect(
-                url,
-                token=token,
-                timeout_seconds=timeout_seconds,
-                request_timeout_seconds=request_timeout_seconds,
-                tls=tls,
-            )
-            super().__init__(portal, portal.call(client))
+            super().__init__(portal, portal.call(connecting))
         except BaseException:
             portal.close()
             raise
