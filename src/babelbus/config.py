@@ -1041,7 +1041,6 @@ def _refuse_open_doors(config: Config, values: Mapping[str, settings.Value]) -> 
 
 
 def _check_cluster(config: Config, values: Mapping[str, settings.Value]) -> None:
-    """Check the settings of a member of a cluster."""
     cluster = config.cluster
     if config.jetstream.servers is None:
         raise ConfigError("cluster.enabled needs jetstream.servers: the addresses of your NATS servers")

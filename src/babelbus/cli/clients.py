@@ -176,14 +176,12 @@ class _ServerLists:
         self.server_fingerprint: str | None = None
 
     def entries(self) -> list[Client]:
-        """Return the clients."""
         answer = self._api.call("GET", "/api/clients")
         self.server_fingerprint = answer["server_fingerprint"]
         entries: list[Client] = answer["clients"]
         return entries
 
     def add(self, entry: Client) -> None:
-        """Add a client."""
         self._api.call("POST", "/api/clients", entry)
 
     def change(self, entry: Client) -> None:
@@ -192,11 +190,9 @@ class _ServerLists:
         self._api.call("PATCH", path_of("clients", entry["fingerprint"]), body)
 
     def remove(self, fingerprint: str) -> None:
-        """Remove a client."""
         self._api.call("DELETE", path_of("clients", fingerprint))
 
     def effect(self) -> str:
-        """Return that changes are in effect."""
         return "in effect: the server has taken it"
 
 
@@ -214,12 +210,10 @@ class _FolderLists:
         self.server_fingerprint = target.own_fingerprint()
 
     def entries(self) -> list[Client]:
-        """Return the clients."""
         clients = self._lists.clients.values()
         return [{"name": one.name, "fingerprint": one.fingerprint, "admin": one.admin} for one in clients]
 
     def add(self, entry: Client) -> None:
-        """Add a client."""
         from babelbus.server.access import ClientEntry
 
         self._lists.put(ClientEntry(entry["fingerprint"], entry["name"], entry["admin"]))
@@ -229,7 +223,6 @@ class _FolderLists:
         self.add(entry)
 
     def remove(self, fingerprint: str) -> None:
-        """Remove a client."""
         self._lists.remove(fingerprint)
 
     def effect(self) -> str:

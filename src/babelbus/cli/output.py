@@ -193,7 +193,6 @@ class _LateBar:
             self._bar.stop()
 
     def advance(self, step: int, total: int | None = None) -> None:
-        """Move the bar."""
         self._done += step
         self._total = self._total if total is None else total
         if self._bar is not None:

@@ -177,7 +177,6 @@ class _Counted(io.RawIOBase):
         self._file, self._advance = file, advance
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

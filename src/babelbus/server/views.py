@@ -43,7 +43,6 @@ def _as_worterbuch(_stored: StoredRecord, event: Event) -> bytes:
 
 
 def _as_sbus(_stored: StoredRecord, event: Event) -> bytes:
-    """Return the packet."""
     key = key_of(event.subject)
     packet = b"" if key is None else b"%b%b\0%b" % (MSG, key, event.payload or b"")
     if key is None or len(packet) > PACKET_BYTES_MAX:
@@ -52,7 +51,6 @@ def _as_sbus(_stored: StoredRecord, event: Event) -> bytes:
 
 
 def _as_eventmesh(stored: StoredRecord, _event: Event) -> bytes:
-    """Return the body of the frame."""
     return encode_body(stored.topic, stored.record.payload, stored.record.headers, {}, strict=False)[1]
 
 

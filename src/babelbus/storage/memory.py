@@ -58,7 +58,6 @@ class _LockFile(MemoryFile):
         self._release = release
 
     def close(self) -> None:
-        """Release the lock."""
         self._release()
 
 

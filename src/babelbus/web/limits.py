@@ -141,7 +141,6 @@ class _Guest(asyncio.Protocol):
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Continue the answers."""
         self._protocol.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:

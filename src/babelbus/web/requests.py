@@ -92,7 +92,6 @@ class _Responder:
         self.end = ""
 
     def deliver(self, question: Question) -> None:
-        """Append a question."""
         number = next(self._numbers)
         self.held[number] = question
         self._lines.append((number, question))
@@ -106,7 +105,6 @@ class _Responder:
         return [self.held.pop(number) for number, _ in lines if number in self.held]
 
     def close(self, reason: str) -> None:
-        """End the answer."""
         self.end = self.end or reason
         self._something.set()
 
@@ -143,7 +141,6 @@ class _Pool:
         self._size_bytes = 0
 
     def join(self, responder: _Responder) -> None:
-        """Add a responder."""
         responder.membership = self._broker.responders.add(
             exactly(self.subject), self._ask, self._group, responder.principal
         )

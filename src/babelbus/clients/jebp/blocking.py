@@ -292,11 +292,9 @@ class _Answers:
         self._membership.flush_acks()
 
     def nack(self, delivery: Delivery, number: int, reason: str, delay: float | None, *, final: bool) -> None:
-        """Send a nack."""
         self._portal.post(lambda: self._membership.nack(delivery, number, reason, delay, final=final))
 
     def extend(self, ranges: list[int]) -> None:
-        """Send extensions."""
         self._portal.post(lambda: self._membership.extend(ranges))
 
 

@@ -290,7 +290,6 @@ class Reader:
         patient: bool = False,
         gives_up: bool = False,
     ) -> PartitionFetched:
-        """Fetch from one partition once."""
         # A longer wait would look like a lost server.
         wait_ms = min(int(min(wait_seconds, self._requests.timeout_seconds / 2) * 1000), WAIT_MS_MAX)
         until = NO_OFFSET if end is None else end

@@ -41,7 +41,6 @@ class _Subjects:
         self.rest = pattern.rest
 
     def element(self, depth: int) -> Element | None:
-        """Return an element; see `Pattern.element`."""
         if depth >= len(self.elements):
             return None
         text = self.elements[depth]

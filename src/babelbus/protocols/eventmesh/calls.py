@@ -166,7 +166,6 @@ class _Connection(asyncio.Protocol):
         return self.call is not None and not self.call.is_granted() and is_blocked(self._transport)
 
     def send(self, call: Call, now: float) -> None:
-        """Begin a call."""
         call.deadline = now + CALL_SECONDS
         self.call = call
         self._has_heard = False
@@ -221,7 +220,6 @@ class _Connection(asyncio.Protocol):
             call.resolve(error)
 
     def close(self) -> None:
-        """Close the connection."""
         self._transport.close()
 
 

@@ -294,7 +294,6 @@ class WebSession(HttpSession):
         )
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
-        """Return the headers of every answer."""
         # What clients stored is shown as it is: no browser may take it for anything else than what we say.
         headers = [("x-content-type-options", "nosniff")]
         if self._options.cors is not None:

@@ -24,7 +24,6 @@ class _Table(HeaderTable):
         self.changes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        """Add an entry."""
         self.changes += 1
         super().add(name, value)
 

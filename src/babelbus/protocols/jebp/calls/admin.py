@@ -55,7 +55,6 @@ class _Request(Stream):
         self._principal = call.principal
 
     def resume(self) -> None:
-        """Continue to write."""
         self._lines.resume()
 
     def access_changed(self) -> None:

@@ -36,7 +36,6 @@ class _Segment:
         return bool(self._runs or self._sized)
 
     def put(self, run: _Run) -> None:
-        """Append a run."""
         if self._sized is None:
             self._runs.append(run)
         else:
