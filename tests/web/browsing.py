@@ -22,8 +22,9 @@ def browse(test: Callable[[Get], Coroutine[Any, Any, None]], settings: AdminSett
         bus = FakeServer()
         api = AdminApi(bus, Metrics(), read_value=bytes)
         server = AdminServer(bus, api, token=TOKEN, settings=settings or AdminSettings(port=0))
-        await server.start(await open_sockets("127.0.0.1", 0))
-        host, port = server.address
+        sockets = await open_sockets("127.0.0.1", 0)
+        host, port = sockets[0].getsockname()
+        await server.start(sockets)
         try:
             async with aiohttp.ClientSession(auto_decompress=False) as session:
 

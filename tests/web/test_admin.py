@@ -111,10 +111,11 @@ def serve(
     async def served(bus: FakeServer) -> AsyncIterator[Caller]:
         api = AdminApi(bus, bus.bus.metrics, read_value=bytes, views=VIEWS)
         server = AdminServer(bus, api, token=TOKEN, settings=AdminSettings(port=0))
-        await server.start(await open_sockets("127.0.0.1", 0))
+        sockets = await open_sockets("127.0.0.1", 0)
+        host, port = sockets[0].getsockname()
+        await server.start(sockets)
         try:
             async with aiohttp.ClientSession() as session:
-                host, port = server.address
                 yield Caller(session, f"http://{host}:{port}", api)
         finally:
             await server.stop()

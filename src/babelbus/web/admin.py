@@ -81,13 +81,6 @@ class AdminServer:
         self._pages = PageRoutes(settings)
         self._console = ConsoleRoutes(server, self._callers, api.sessions) if settings.console else None
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens: host and port, the one that the system chose if 0 was asked for."""
-        assert self._listeners, "not started"
-        host, port = self._listeners[0].sockets[0].getsockname()[:2]
-        return host, port
-
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Start to serve the connections of listening sockets."""
         runner = web.AppRunner(
