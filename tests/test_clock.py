@@ -1,4 +1,5 @@
-from babelbus.clock import ManualClock, SystemClock
+from babelbus.clock import SystemClock
+from tests.support.clock import ManualClock
 
 
 def test_the_system_clock_tells_milliseconds_and_grows() -> None:

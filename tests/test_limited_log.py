@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.limited_log import LINES_MAX, SECONDS, LimitedLog
+from tests.support.clock import ManualClock
 
 
 def test_a_cause_has_a_few_lines_a_minute_and_then_a_count(caplog: pytest.LogCaptureFixture) -> None:

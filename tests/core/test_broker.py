@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
@@ -39,6 +38,7 @@ from tests.support.bus import (
     read,
     turns,
 )
+from tests.support.clock import ManualClock
 
 # -- making ----------------------------------------------------------------------------------------------------------
 

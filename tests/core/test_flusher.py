@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.flusher import FAST_FLUSHES, FAST_SECONDS, Flusher
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.storage.errors import DiskError
 from tests.support.bus import NOW, in_loop
+from tests.support.clock import ManualClock
 
 
 class Log:

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.config import QuotaSettings
 from babelbus.core.access import ANONYMOUS, SERVER, Identity, Principal, Row
 from babelbus.core.access.table_file import TableFileError, read_table_file
@@ -15,6 +14,7 @@ from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, in_loop
+from tests.support.clock import ManualClock
 
 
 def make(settings: QuotaSettings | None = None) -> tuple[Quotas, ManualClock]:

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from babelbus.clock import ManualClock
 from babelbus.identities.credential import Credential, Kind
 from babelbus.identities.directory import (
     Directory,
@@ -23,6 +22,7 @@ from babelbus.identities.directory import (
 from babelbus.identities.errors import CredentialError
 from babelbus.identities.tokens import make_token
 from babelbus.identities.vault import Vault, make_api_key
+from tests.support.clock import ManualClock
 
 
 class House:

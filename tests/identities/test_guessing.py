@@ -2,9 +2,9 @@
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.identities.guessing import NAME_LENGTH_MAX, Guessing
 from babelbus.metrics import Metrics
+from tests.support.clock import ManualClock
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.clock import ManualClock
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import InvalidProofError
 from babelbus.identities.jwts import Key, OneKey, Verifier, key_of, public_key, secret_key
+from tests.support.clock import ManualClock
 
 SECRET = "a secret of a test, long enough for every HMAC that the library knows, and longer"
 RSA_KEY = rsa.generate_private_key(65537, 2048)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from babelbus.clock import ManualClock
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import UnknownKeyError
 from babelbus.identities.jwts import Verifier
@@ -19,6 +18,7 @@ from babelbus.identities.key_sets import KeySet
 from babelbus.metrics import Metrics
 from tests.identities.test_jwts import CLAIMS, SECRET, jwk_of, signed
 from tests.support.bus import in_loop
+from tests.support.clock import ManualClock
 
 KEYS = [ed25519.Ed25519PrivateKey.generate() for _ in range(3)]
 MIB = 2**20

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.identities import passwords
 from babelbus.identities.credential import Credential
 from babelbus.identities.errors import CredentialError, InvalidProofError, TooManyProofsError
 from babelbus.identities.passwords import Passwords, check_hash, issue_password, make_password
 from babelbus.metrics import Metrics
 from tests.support.bus import in_loop
+from tests.support.clock import ManualClock
 
 RIGHT = "correct horse battery staple"
 

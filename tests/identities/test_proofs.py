@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.config import AccessSettings
 from babelbus.identities.directory import make_process
 from babelbus.identities.passwords import make_password
 from babelbus.identities.proofs import Proofs
 from babelbus.identities.tokens import make_token
 from babelbus.metrics import Metrics
+from tests.support.clock import ManualClock
 
 PASSWORD = "correct horse"
 

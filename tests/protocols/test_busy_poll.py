@@ -3,8 +3,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from babelbus.clock import ManualClock
 from babelbus.protocols.busy_poll import SHORT_GAPS, BusyPoll
+from tests.support.clock import ManualClock
 
 SECONDS = 0.0001
 CLIENT, OTHER = 1, 2

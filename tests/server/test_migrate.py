@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from babelbus.clock import ManualClock, SystemClock
+from babelbus.clock import SystemClock
 from babelbus.config import Config, DataSettings, JetstreamSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import StorageError
@@ -22,6 +22,7 @@ from babelbus.storage.files import LocalFiles
 from babelbus.storage.jetstream import JetstreamStore
 from tests.cli.shell import Served
 from tests.storage.helpers import append, fill, numbered, read_all
+from tests.support.clock import ManualClock
 from tests.support.nats import NatsServer
 
 NOW = 1_700_000_000_000

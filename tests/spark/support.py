@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from babelbus.clock import ManualClock
 from babelbus.config import Config, StorageSettings, TopicDefaults
 from babelbus.records.format import encode_batch, mark_producer, rebase
 from babelbus.records.record import Record, RecordBatch
@@ -16,6 +15,7 @@ from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import LocalFiles
+from tests.support.clock import ManualClock
 from tests.support.server import configure
 
 NOW = 1_700_000_000_000

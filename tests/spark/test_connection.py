@@ -18,7 +18,6 @@ from babelbus.client import (
     NotAuthorisedError,
     UntrustedServerError,
 )
-from babelbus.clock import ManualClock
 from babelbus.config import JebpSettings
 from babelbus.core.access import SERVER
 from babelbus.records.columns import iterate
@@ -31,6 +30,7 @@ from babelbus.spark.stream import StreamReader
 from tests.spark.relay import Relay
 from tests.spark.support import NOW, numbered
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.clock import ManualClock
 from tests.support.server import LiveServer, configure
 
 LOGGER = "babelbus.spark.connection"

@@ -10,7 +10,6 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from babelbus.client import BlockingClient
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER, STATE_TOPIC
 from babelbus.core.state import log as state_log
 from babelbus.core.state.key_index import KeyPattern
@@ -23,6 +22,7 @@ from babelbus.spark.state_options import parse_state
 from babelbus.spark.state_table import HistoryGoneError, StateReader, StateStreamReader, state_schema
 from babelbus.storage.disk.log import Log
 from tests.spark.support import on_disk
+from tests.support.clock import ManualClock
 from tests.support.server import LiveServer
 
 SECONDS_MAX = 120

@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from babelbus.clock import ManualClock
 from babelbus.records.record import Record
 from babelbus.spark.errors import DataLossError, NoRecordError, OptionError
 from babelbus.spark.reader import Task
 from babelbus.spark.schema import full_schema
 from babelbus.spark.stream import StreamReader
 from tests.spark.support import NOW, Folder, numbered
+from tests.support.clock import ManualClock
 
 ALL = ReadAllAvailable()
 

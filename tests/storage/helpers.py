@@ -5,13 +5,14 @@ from typing import Protocol
 
 from hypothesis import strategies as st
 
-from babelbus.clock import Clock, ManualClock
+from babelbus.clock import Clock
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.contract import Chunk, LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.files import FileSystem
+from tests.support.clock import ManualClock
 
 FOLDER = "data/topics/t/0"
 NOW = 1_700_000_000_000

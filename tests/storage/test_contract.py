@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.config import JetstreamSettings
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_batch
@@ -20,6 +19,7 @@ from babelbus.storage.memory import MemoryFiles
 from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.storage.helpers import fill as append_numbered
+from tests.support.clock import ManualClock
 from tests.support.postgres import PostgresServer
 
 NOW = 1_700_000_000_000

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from babelbus.clock import ManualClock
 from babelbus.config import QuotaSettings
 from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.access.gate import Gate as AccessGate
@@ -29,6 +28,7 @@ from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.files import FileSystem
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
+from tests.support.clock import ManualClock
 
 NOW = 1_700_000_000_000
 SAFETY_NET_SECONDS = 100.0

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from babelbus.clock import ManualClock
 from babelbus.web.errors import TooManyPipelinesError
 from babelbus.web.pipelines import (
     KEPT_SECONDS,
@@ -25,6 +24,7 @@ from babelbus.web.pipelines import (
 )
 from tests.access.drivers import Admin
 from tests.access.house import House
+from tests.support.clock import ManualClock
 from tests.web.test_admin import Caller, FakeServer, serve
 
 

@@ -19,7 +19,6 @@ from babelbus.client import (
     UnsupportedByServerError,
 )
 from babelbus.clients.jebp import connection, reconnect
-from babelbus.clock import ManualClock
 from babelbus.protocols.jebp.box import Sealer
 from babelbus.protocols.jebp.decoder import ServerDecoder
 from babelbus.protocols.jebp.fields import encode_numbers
@@ -28,6 +27,7 @@ from babelbus.protocols.jebp.handshake import ServerHandshake
 from babelbus.protocols.jebp.identity import Identity as ServerIdentity
 from babelbus.protocols.jebp.messages import CreateRecords, RecordsCreated, Request, Subscribe
 from babelbus.records.columns import decode_chunk, iterate
+from tests.support.clock import ManualClock
 
 CREATED = b"\xa1\x30"
 AGAIN = b"\xb3\x31"

@@ -6,7 +6,6 @@ from itertools import chain
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import (
     SERVER,
     AccessRefusedError,
@@ -30,6 +29,7 @@ from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from tests.support.bus import NOW, Bus, in_loop, turns
+from tests.support.clock import ManualClock
 
 BOSS = Identity("admin", "boss", None)
 DENY = Effect.DENY

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.in_flight import Delivery
@@ -15,6 +14,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.errors import BabelbusError
 from babelbus.storage.files import FileSystem
 from tests.support.bus import Bus, publish, turns
+from tests.support.clock import ManualClock
 
 EXPLICIT = GroupSettings(ack="explicit", ack_seconds=30, retry_seconds=1, attempts_max=3)
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import NOBODY, SERVER, Identity
 from babelbus.core.groups.group import Group
 from babelbus.core.groups.inspection import Obstacle, _span
@@ -12,6 +11,7 @@ from babelbus.core.groups.settings import BEGINNING, GroupSettings, at_offset
 from tests.core.groups.support import Crew, Taker
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, turns
+from tests.support.clock import ManualClock
 
 ALICE = Identity("jebp:alice", "alice", None)
 LOST = Identity("zbus:bob", "bob", NOBODY.rights)

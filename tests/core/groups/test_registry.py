@@ -10,7 +10,6 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
 from babelbus.core.catalog import UnknownTopicError
 from babelbus.core.groups.cursor_files import GroupFile, StoredCursor, StoredGroup
@@ -36,6 +35,7 @@ from babelbus.storage.notes import DamagedNoteError
 from tests.core.groups.support import EXPLICIT, Crew, Taker, take
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import SAFETY_NET_SECONDS, Bus, disk_log, in_loop, publish_payloads, turns
+from tests.support.clock import ManualClock
 
 ON_DELIVERY = GroupSettings()
 

@@ -6,7 +6,6 @@ import logging
 import msgspec
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Kept
@@ -17,6 +16,7 @@ from babelbus.storage.disk import FolderStore
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import NOW, Bus, Gate, disk_log, done, in_loop, read, turns
+from tests.support.clock import ManualClock
 
 CHECKPOINT = "data/state/checkpoint"
 TREE = {"a/b": (b"1", 0), "versioned": (b'"two"', 2), "ü": (b"{}", 0)}

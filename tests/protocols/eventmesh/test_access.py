@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
-from babelbus.clock import ManualClock, SystemClock
+from babelbus.clock import SystemClock
 from babelbus.config import AccessSettings, EventmeshSettings, QuotaSettings, TlsSettings
 from babelbus.core.access import SERVER, Effect, Principal, Row
 from babelbus.core.subject import exactly
@@ -27,6 +27,7 @@ from babelbus.records.columns import decode_chunk, iterate
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import IDENTITY, Hook
 from tests.support.certificates import Authority
+from tests.support.clock import ManualClock
 from tests.support.eventmesh import AGENT, NEW, MeshClient
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, request_of

@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 import grpc
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.core.access import SERVER
 from babelbus.core.request import NoRespondersError, Question, Reply, Request, Requests
 from babelbus.core.subject import exactly
 from tests.protocols.eventmesh.test_grpc import Events, Legacy, Package
+from tests.support.clock import ManualClock
 from tests.support.eventmesh import MeshClient
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import HttpClient, request_of

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.config import QuotaSettings, ServerSettings, WorterbuchSettings
 from babelbus.core.quotas import Quotas
 from babelbus.errors import ConfigError
@@ -30,6 +29,7 @@ from babelbus.protocols.worterbuch.web_options import WebOptions
 from babelbus.wire.http import IDLE_SECONDS
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, Gate, in_loop, turns
+from tests.support.clock import ManualClock
 from tests.support.http import Response, ResponseDecoder
 from tests.support.server import LiveServer, configure
 from tests.support.web import SECRET, Events, Plain, Web, WebSocket, get_of, token

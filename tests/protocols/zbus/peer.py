@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from babelbus.clock import ManualClock
 from babelbus.config import Ack, ZbusSettings
 from babelbus.core.settings import TopicSettings
 from babelbus.identities.directory import Directory
@@ -19,6 +18,7 @@ from babelbus.storage.files import FileSystem
 from babelbus.wire.websocket import Decoder, Event, Message, encode_texts
 from babelbus.wire.websocket.upgrade import encode_upgrade_request, make_key
 from tests.support.bus import Bus, turns
+from tests.support.clock import ManualClock
 from tests.support.http import Response, ResponseDecoder
 
 OUTBOX_BYTES = 2**20

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import Principal, Row
 from babelbus.identities.directory import Directory
 from babelbus.identities.vault import Vault, make_api_key
@@ -14,6 +13,7 @@ from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command
 from tests.support.bus import in_loop
+from tests.support.clock import ManualClock
 from tests.support.signing import sign_frame
 
 NOW = 1_700_000_000_000

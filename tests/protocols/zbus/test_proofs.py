@@ -2,13 +2,13 @@
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.identities.guessing import Guessing
 from babelbus.metrics import Metrics
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus.errors import AuthenticationError, MalformedMessageError
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.proofs import Prover, ReplayGuard
+from tests.support.clock import ManualClock
 
 
 def message(signature: str = "ab" * 32, **headers: str) -> Message:

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
@@ -15,6 +14,7 @@ from babelbus.storage.disk.log import Log
 from babelbus.storage.errors import DiskError, DiskFullError
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all
+from tests.support.clock import ManualClock
 
 SMALL = LogSettings(segment_bytes=20_000, checkpoint_bytes=30_000)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.log import Log
 from babelbus.storage.files import LocalFiles
 from tests.storage.helpers import append, fill, numbered, read_all
+from tests.support.clock import ManualClock
 
 NAMES = (".index", ".timeindex", ".blocks")
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babelbus.clock import ManualClock
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import TOMBSTONE, CorruptRecordError, encode_batch, mark_producer
 from babelbus.records.record import Record
@@ -18,6 +17,7 @@ from babelbus.storage.errors import DiskError, OffsetOutOfRangeError
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, number_of, numbered, open_log, payloads, read_all, records
+from tests.support.clock import ManualClock
 
 COMPACT = LogSettings(cleanup="compact", tombstone_seconds=60)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.errors import StorageError
 from babelbus.records.format import encode_payloads, mark_producer, walk
 from babelbus.records.record import Record
@@ -22,6 +21,7 @@ from babelbus.storage.errors import FolderLockedError
 from babelbus.storage.files import LocalFiles
 from tests.storage.faults import FaultyFiles
 from tests.storage.helpers import FOLDER, NOW, append, fill, numbered, open_log, read_all
+from tests.support.clock import ManualClock
 
 DATA = "data"
 

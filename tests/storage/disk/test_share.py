@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import encode_payloads
 from babelbus.storage.contract import LogSettings
@@ -13,6 +12,7 @@ from babelbus.storage.disk.log import Log
 from babelbus.storage.errors import OffsetOutOfRangeError
 from babelbus.storage.files import FileSystem, LocalFiles
 from tests.storage.faults import FaultyFiles
+from tests.support.clock import ManualClock
 
 
 def filled(files: FileSystem, folder: str) -> Log:

@@ -14,7 +14,6 @@ pytest.importorskip("nats", reason="engine jetstream is not tested: the package 
 
 from nats.aio.msg import Msg
 
-from babelbus.clock import ManualClock
 from babelbus.config import JetstreamSettings
 from babelbus.errors import StorageError
 from babelbus.storage.errors import StaleWriterError
@@ -28,6 +27,7 @@ from babelbus.storage.jetstream.presence import AWAY_SECONDS
 from tests.storage.helpers import append, numbered
 from tests.storage.jetstream.test_store import Background, Place, numbers, works, write
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.clock import ManualClock
 from tests.support.nats import NatsServer, Relay
 
 NOW = 1_700_000_000_000

@@ -23,7 +23,7 @@ pytest.importorskip("nats", reason="engine jetstream is not tested: the package 
 
 import nats as nats_client
 
-from babelbus.clock import Clock, ManualClock, SystemClock
+from babelbus.clock import Clock, SystemClock
 from babelbus.config import ConfigError, JetstreamSettings
 from babelbus.errors import StorageError
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer, rebase
@@ -41,6 +41,7 @@ from babelbus.storage.jetstream.errors import (
 from babelbus.storage.jetstream.frame import Head, Kind, crc_of, encode
 from tests.storage.helpers import append, number_of, numbered, read_all
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.clock import ManualClock
 from tests.support.cluster import until
 from tests.support.nats import NatsServer, Relay, ask_jetstream, nats_cluster, nats_server, send_to_nats
 

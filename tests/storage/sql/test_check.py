@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.disk.check import Problem, Report
@@ -18,6 +17,7 @@ from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered
 from tests.storage.sql.test_store import Place, open_log
+from tests.support.clock import ManualClock
 from tests.support.postgres import PostgresServer
 
 

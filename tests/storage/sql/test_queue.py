@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
 from babelbus.core.broker import Broker
 from babelbus.core.settings import TopicSettings
@@ -21,6 +20,7 @@ from babelbus.storage.sql.queue import QueuedLog
 from babelbus.storage.sql.store import DatabaseStore
 from tests.storage.helpers import NOW, append, number_of, numbered, read_all
 from tests.support.bus import done, events, in_loop, publish, stored
+from tests.support.clock import ManualClock
 from tests.support.postgres import PostgresServer
 
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'babelbus'"

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from babelbus.clock import ManualClock
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_chunk
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer
@@ -36,6 +35,7 @@ from babelbus.storage.sql.sqlite import FOLD_SECONDS
 from babelbus.storage.sql.store import DatabaseStore, DatabaseUrlError
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, fill, numbered, payloads, read_all, records
+from tests.support.clock import ManualClock
 from tests.support.postgres import PostgresServer
 
 SECRET = "hunter2-is-secret"

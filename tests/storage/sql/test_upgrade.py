@@ -9,7 +9,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.records.format import CorruptRecordError
 from babelbus.storage.contract import LogSettings
 from babelbus.storage.files import File, LocalFiles
@@ -19,6 +18,7 @@ from babelbus.storage.sql.store import DatabaseStore
 from babelbus.storage.sql.tables import SchemaVersionError
 from tests.storage.helpers import NOW, append, numbered, read_all
 from tests.storage.sql.test_store import open_log
+from tests.support.clock import ManualClock
 from tests.support.postgres import PostgresServer
 
 OLD = Path(__file__).parent / "a_row_a_record.sql"

@@ -17,7 +17,6 @@ from urllib.parse import urlencode
 
 import pytest
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
@@ -29,6 +28,7 @@ from babelbus.web.search.process import SearchEndedError, Searcher
 from babelbus.web.search.tasks import Task
 from tests.access.house import House
 from tests.support.bus import NOW, SAFETY_NET_SECONDS, in_loop
+from tests.support.clock import ManualClock
 from tests.support.console import Browser
 from tests.support.worterbuch import until
 from tests.web.test_admin import TOKEN, Caller, FakeServer, serve

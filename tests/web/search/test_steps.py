@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from babelbus.clock import ManualClock
 from babelbus.core.access import SERVER
 from babelbus.records.format import CorruptRecordError
 from babelbus.records.record import Record
@@ -22,6 +21,7 @@ from babelbus.web.search.routes import Progress, Search
 from babelbus.web.search.tasks import Outcome, Task
 from babelbus.web.search.worker import Pace, do
 from tests.storage.helpers import NOW, append
+from tests.support.clock import ManualClock
 
 COMPACTED = LogSettings(segment_bytes=2**17, cleanup="compact")
 NEEDLE = 'payload contains "needle"'

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.clock import Clock, ManualClock
+from babelbus.clock import Clock
 from babelbus.records.format import encode_payloads
 from babelbus.web.search import worker
 from babelbus.web.search.tasks import Outcome, Task, encode, frame
@@ -30,6 +30,7 @@ from babelbus.web.search.worker import (
     do,
 )
 from tests.support.bus import NOW
+from tests.support.clock import ManualClock
 
 
 class Sleeper:
