@@ -7,7 +7,6 @@ tokens with made-up ids cause no fetch each.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import aiohttp
 import msgspec
 
 from babelbus.clock import Clock
+from babelbus.config import is_loopback
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import UnknownKeyError
 from babelbus.identities.jwts import Key, key_of
@@ -184,15 +184,8 @@ def _check_url(url: str) -> None:
         raise ConfigError("the url of the key set has a user or a password in it, which would be logged")
     if not host or not port_is_valid or parts.scheme not in ("http", "https"):
         raise ConfigError("the key set is an https url or the path of a file")
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise ConfigError("the url of the key set is to begin with https: keys that somebody replaces prove everything")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read_set(content: bytes) -> dict[str | None, list[Key]]:
