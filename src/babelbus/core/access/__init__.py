@@ -40,7 +40,7 @@ from babelbus.core.access.rights import (
     subjects_of_topic,
 )
 from babelbus.core.access.root import Root
-from babelbus.core.access.table import ADMIN_ROLE, CLIENT_ROLE, Explanation, Table
+from babelbus.core.access.table import ADMIN_ROLE, CLIENT_ROLE, Table
 from babelbus.identities.credential import Credential
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "Action",
     "Credential",
     "Effect",
-    "Explanation",
     "Granted",
     "Identity",
     "InvalidAccessError",

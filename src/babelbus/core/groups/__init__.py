@@ -9,7 +9,7 @@ from babelbus.core.groups.dead_letter_topics import (
     NoDeadLetterTopicError,
     Replayed,
 )
-from babelbus.core.groups.dead_letters import OURS, DeadLetter
+from babelbus.core.groups.dead_letters import OURS
 from babelbus.core.groups.dead_letters import TOPIC as LETTER_TOPIC
 from babelbus.core.groups.dead_letters import topic_name as letters_of
 from babelbus.core.groups.delivery_rows import Rows, RowsFilter, Run, pick
@@ -43,7 +43,6 @@ __all__ = [
     "OURS",
     "READ_AHEAD_BYTES",
     "AmbiguousGroupError",
-    "DeadLetter",
     "DeadLetterTopicInfo",
     "DeadLetterTopics",
     "Delivery",

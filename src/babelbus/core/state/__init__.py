@@ -2,7 +2,6 @@
 
 from babelbus.core.state.differences import (
     Difference,
-    Differences,
     InvalidMomentsError,
     Revision,
     TooManyChangesError,
@@ -51,7 +50,6 @@ from babelbus.core.state.tree import (
     VersionedError,
     VersionMismatchError,
 )
-from babelbus.core.state.watches import Watch
 
 __all__ = [
     "ELEMENTS_MAX",
@@ -65,7 +63,6 @@ __all__ = [
     "Change",
     "Commit",
     "Difference",
-    "Differences",
     "Entry",
     "Granted",
     "GuardedHistory",
@@ -98,7 +95,6 @@ __all__ = [
     "ValueChangedError",
     "VersionMismatchError",
     "VersionedError",
-    "Watch",
     "check_key",
     "check_parent_pattern",
     "check_pattern",

@@ -4,7 +4,6 @@ from babelbus.storage.disk.check import Meter, Problem, Progress, Report, check_
 from babelbus.storage.disk.checkpoint import compaction_note
 from babelbus.storage.disk.checkpoint import note as checkpoint_note
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES
-from babelbus.storage.disk.log import Log
 from babelbus.storage.disk.recovery import RESCUED_SUFFIX, find_bases, parse_base
 from babelbus.storage.disk.repair import repair_folder
 from babelbus.storage.disk.scan import scan, written_size
@@ -19,7 +18,6 @@ __all__ = [
     "RESCUED_SUFFIX",
     "SETTINGS_NAME",
     "FolderStore",
-    "Log",
     "Meter",
     "Problem",
     "Progress",

@@ -13,7 +13,7 @@ from babelbus.wire.websocket.decoder import (
     encode_texts,
 )
 from babelbus.wire.websocket.deflate import Deflate, Deflater
-from babelbus.wire.websocket.frames import NO_STATUS, NORMAL, WebSocketError
+from babelbus.wire.websocket.frames import WebSocketError
 from babelbus.wire.websocket.session import WebSocketSession
 from babelbus.wire.websocket.upgrade import (
     accept_upgrade,
@@ -24,8 +24,6 @@ from babelbus.wire.websocket.upgrade import (
 )
 
 __all__ = [
-    "NORMAL",
-    "NO_STATUS",
     "Close",
     "Decoder",
     "Deflate",
