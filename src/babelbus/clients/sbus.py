@@ -9,15 +9,7 @@ from typing import Generic, TypeVar
 
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.sbus.codec import decode, encode
-from babelbus.protocols.sbus.messages import (
-    PACKET_BYTES_MAX,
-    WHOAMI,
-    Control,
-    Message,
-    Publish,
-    Subscribe,
-    Unsubscribe,
-)
+from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, WHOAMI, Control, Message, Publish, Subscribe, Unsubscribe
 
 R = TypeVar("R")
 

@@ -18,14 +18,7 @@ import msgspec
 
 from babelbus import arrays
 from babelbus.clock import Clock
-from babelbus.core.access import (
-    NOBODY,
-    Action,
-    Identity,
-    check_topic,
-    name_of_owner,
-    owner_of,
-)
+from babelbus.core.access import NOBODY, Action, Identity, check_topic, name_of_owner, owner_of
 from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.backend import Backend
 from babelbus.core.partition import Partition, TopicClosedError

@@ -8,16 +8,7 @@ from typing import Any
 import msgspec
 
 from babelbus.errors import BabelbusError
-from babelbus.link.frames import (
-    DATA,
-    HEADER,
-    PAYLOAD_BYTES_MAX,
-    PING,
-    Decoder,
-    Frame,
-    LinkError,
-    encode,
-)
+from babelbus.link.frames import DATA, HEADER, PAYLOAD_BYTES_MAX, PING, Decoder, Frame, LinkError, encode
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,7 @@
 import logging
 import re
 
-from babelbus.spark.errors import (
-    DataLossError,
-    NoRecordError,
-    OptionError,
-    UnknownTopicError,
-)
+from babelbus.spark.errors import DataLossError, NoRecordError, OptionError, UnknownTopicError
 from babelbus.spark.options import EARLIEST, LATEST, Edge, SourceOptions
 from babelbus.spark.plan import At, Bounds, Span
 from babelbus.spark.record_source import Reach

@@ -33,15 +33,7 @@ from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import topic_of
 from babelbus.web.calls import LINES_TYPE, SAFE_HEADERS, Answer, Call, Lines, Route
 from babelbus.web.feed import came
-from babelbus.web.reading import (
-    Page,
-    read_backwards,
-    read_forwards,
-    read_limits,
-    read_one,
-    read_some,
-    readable,
-)
+from babelbus.web.reading import Page, read_backwards, read_forwards, read_limits, read_one, read_some, readable
 from babelbus.web.shown_records import UNSET, WHOLE, Limits, ShownRecord, printable, show
 from babelbus.web.slots import Slots
 from babelbus.web.views import RECORD_BYTES_MAX, Encoders, StoredRecord, View, views_of

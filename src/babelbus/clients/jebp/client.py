@@ -34,14 +34,7 @@ from babelbus.clients.jebp.reader import Reader
 from babelbus.clients.jebp.reconnect import Keeper
 from babelbus.clients.jebp.requests import Requests
 from babelbus.clients.jebp.respond import Responder
-from babelbus.clients.jebp.service import (
-    Answerer,
-    Handler,
-    ResponderService,
-    Service,
-    SubscriberService,
-    run_services,
-)
+from babelbus.clients.jebp.service import Answerer, Handler, ResponderService, Service, SubscriberService, run_services
 from babelbus.clients.jebp.state import State
 from babelbus.clients.jebp.tracing import Traced, Tracing
 from babelbus.clients.jebp.transactions import Transaction

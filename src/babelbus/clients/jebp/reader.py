@@ -42,21 +42,9 @@ from babelbus.protocols.jebp.messages import (
     TellPositions,
     TopicPositions,
 )
-from babelbus.protocols.jebp.partition_codec import (
-    TOPICS_MAX,
-    WAIT_MS_MAX,
-    decode_partition_fetched,
-    decode_positions,
-)
+from babelbus.protocols.jebp.partition_codec import TOPICS_MAX, WAIT_MS_MAX, decode_partition_fetched, decode_positions
 from babelbus.protocols.jebp.status import is_success
-from babelbus.records.plain import (
-    INT64_MAX,
-    CorruptRecordError,
-    decode_records,
-    offset_of,
-    verify_records,
-    walk,
-)
+from babelbus.records.plain import INT64_MAX, CorruptRecordError, decode_records, offset_of, verify_records, walk
 from babelbus.records.record import Record
 
 if TYPE_CHECKING:

@@ -10,17 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from babelbus.core.groups.delivery_rows import Rows, Run, even, pick
-from babelbus.core.groups.in_flight import (
-    DUE,
-    Counts,
-    CursorFlight,
-    Delivery,
-    Entry,
-    Flight,
-    Holder,
-    KeyState,
-    Lease,
-)
+from babelbus.core.groups.in_flight import DUE, Counts, CursorFlight, Delivery, Entry, Flight, Holder, KeyState, Lease
 from babelbus.core.groups.member import Member, share
 from babelbus.core.groups.partition_cursor import NotLoadedError, PartitionCursor
 from babelbus.core.groups.settings import GroupClosedError, GroupSettings, RecordFilter

@@ -33,13 +33,7 @@ from babelbus.core.groups.dispatcher import Dispatcher
 from babelbus.core.groups.in_flight import Counts, CursorFlight, Delivery, Flight, Lease
 from babelbus.core.groups.inspection import MEMBERS_SHOWN, OLDEST_SHOWN, Departure, Inspection, inspect
 from babelbus.core.groups.member import Deliver, Member, OnClosed
-from babelbus.core.groups.partition_cursor import (
-    CursorInfo,
-    NotLoadedError,
-    PartitionCursor,
-    ReadAhead,
-    SeekPreview,
-)
+from babelbus.core.groups.partition_cursor import CursorInfo, NotLoadedError, PartitionCursor, ReadAhead, SeekPreview
 from babelbus.core.groups.settings import (
     GroupClosedError,
     GroupOwnedError,

@@ -5,15 +5,7 @@ packet is one message. The *head* is what stands before the NUL: it says all tha
 """
 
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
-from babelbus.protocols.sbus.messages import (
-    PACKET_BYTES_MAX,
-    WHOAMI,
-    Control,
-    Message,
-    Publish,
-    Subscribe,
-    Unsubscribe,
-)
+from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, WHOAMI, Control, Message, Publish, Subscribe, Unsubscribe
 
 MSG = b"MSG "
 SUB = b"SUB "

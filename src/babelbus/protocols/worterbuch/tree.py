@@ -14,13 +14,7 @@ from babelbus.core.state import (
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.answers import Answers
-from babelbus.protocols.worterbuch.codec import (
-    encode_ack,
-    encode_cstate,
-    encode_ls,
-    encode_pstate,
-    encode_state,
-)
+from babelbus.protocols.worterbuch.codec import encode_ack, encode_cstate, encode_ls, encode_pstate, encode_state
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import SYS, check_writable, is_below_sys

@@ -11,13 +11,7 @@ from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
 from babelbus.protocols.worterbuch.profiles import Endpoint
 from babelbus.protocols.worterbuch.session import Carrier, Session
-from babelbus.wire.websocket import (
-    Decoder,
-    Deflate,
-    Deflater,
-    WebSocketSession,
-    encode_texts,
-)
+from babelbus.wire.websocket import Decoder, Deflate, Deflater, WebSocketSession, encode_texts
 
 SUBPROTOCOL = "worterbuch"
 

@@ -25,14 +25,7 @@ from babelbus.protocols.zbus.web_options import METHODS, NOTHING_ELSE, StaticFil
 from babelbus.protocols.zbus.websocket import SocketSession
 from babelbus.wire.browsers import Refusal
 from babelbus.wire.cors import OURS, Cors
-from babelbus.wire.http import (
-    HttpError,
-    HttpSession,
-    Request,
-    RequestRun,
-    encode_response,
-    tokens,
-)
+from babelbus.wire.http import HttpError, HttpSession, Request, RequestRun, encode_response, tokens
 from babelbus.wire.websocket import accept_upgrade
 
 HEAD = "HEAD"

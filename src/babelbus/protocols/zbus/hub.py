@@ -16,17 +16,7 @@ import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import ZbusSettings
-from babelbus.core.access import (
-    NOBODY,
-    SERVER,
-    AccessRefusedError,
-    Action,
-    Identity,
-    Root,
-    covers,
-    owner_of,
-    refusal,
-)
+from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Identity, Root, covers, owner_of, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.groups import BEGINNING, END, Group, GroupOwnedError, GroupSettings, Member, at_offset

@@ -17,11 +17,7 @@ from babelbus.protocols.zbus.messages import Item, Message, Run
 from babelbus.protocols.zbus.session import Session, is_free
 from babelbus.protocols.zbus.signature import verify_frame
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
-from babelbus.wire.websocket import (
-    Decoder,
-    WebSocketSession,
-    encode_texts,
-)
+from babelbus.wire.websocket import Decoder, WebSocketSession, encode_texts
 
 _encode = msgspec.json.Encoder().encode
 _PLACE = "\x00"

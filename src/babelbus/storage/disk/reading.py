@@ -9,11 +9,7 @@ from babelbus.arrays import I64, np
 from babelbus.errors import StorageError
 from babelbus.records.columns import find_positions
 from babelbus.records.fields import crcs_hold, offset_of, offsets_at, size_of, timestamps_at
-from babelbus.records.format import (
-    RECORD_BYTES_MIN,
-    CorruptRecordError,
-    record_error,
-)
+from babelbus.records.format import RECORD_BYTES_MIN, CorruptRecordError, record_error
 from babelbus.storage.contract import BadRange, Chunk
 from babelbus.storage.disk.index import BLOCK_RECORDS, UNKNOWN_SUM, SparseIndex, crc32c
 from babelbus.storage.disk.scan import scan
