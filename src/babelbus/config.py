@@ -918,9 +918,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 def load(
-    path: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] | None = None,
+    path: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> Config:
     """Load the configuration: defaults, then the file, then the environment, then the flags.
 

@@ -96,13 +96,7 @@ def list_topics(target: Target, as_json: bool) -> None:
 @json_option
 @bus_options
 def show_letters(
-    target: Target,
-    name: str,
-    waiting: bool,
-    partition: int | None,
-    offset: int,
-    count_max: int | None,
-    as_json: bool,
+    target: Target, name: str, waiting: bool, partition: int | None, offset: int, count_max: int | None, as_json: bool
 ) -> None:
     """Show dead letters.
 

@@ -478,12 +478,7 @@ class Catalog(TopicRights):
                 self._loop.call_soon(done.resolve)
 
     async def _create(
-        self,
-        name: str,
-        partitions: int | None,
-        settings: dict[str, Any],
-        principal: Identity,
-        source: str | None,
+        self, name: str, partitions: int | None, settings: dict[str, Any], principal: Identity, source: str | None
     ) -> Topic:
         check_topic(principal, Action.MANAGE, name)
         kept = self._check_new(name, partitions, settings, owner_of(principal))

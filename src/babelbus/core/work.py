@@ -80,9 +80,7 @@ class Writer:
     """
 
     def __init__(
-        self,
-        prepare: Callable[[], Callable[[], None]],
-        run: Callable[[Callable[[], None]], Awaitable[None]],
+        self, prepare: Callable[[], Callable[[], None]], run: Callable[[Callable[[], None]], Awaitable[None]]
     ) -> None:
         self._prepare = prepare
         self._run = run

@@ -54,12 +54,7 @@ class KeySet:
     """
 
     def __init__(
-        self,
-        place: str,
-        clock: Clock,
-        metrics: Metrics,
-        *,
-        fetch_seconds_max: float = FETCH_SECONDS_MAX,
+        self, place: str, clock: Clock, metrics: Metrics, *, fetch_seconds_max: float = FETCH_SECONDS_MAX
     ) -> None:
         self.place = place
         self._is_url = "://" in place

@@ -54,12 +54,7 @@ class Migrated(msgspec.Struct, frozen=True):
 
 
 def migrate(
-    config: Config,
-    clock: Clock,
-    topics: Iterable[str] = (),
-    *,
-    remove: bool = False,
-    seen: Seen = lambda size: None,
+    config: Config, clock: Clock, topics: Iterable[str] = (), *, remove: bool = False, seen: Seen = lambda size: None
 ) -> Iterator[Migrated]:
     """Move topics into engine `jetstream`: copy, compare, change their settings. Yield each topic that is done.
 
@@ -85,13 +80,7 @@ def migrate(
 
 
 def _migrate(
-    config: Config,
-    source: FolderStore,
-    target: JetstreamStore,
-    name: str,
-    *,
-    remove: bool,
-    seen: Seen,
+    config: Config, source: FolderStore, target: JetstreamStore, name: str, *, remove: bool, seen: Seen
 ) -> Migrated:
     content = source.load_settings(name)
     if content is None:

@@ -236,13 +236,7 @@ class Calls:
         return self._resend
 
     async def call(
-        self,
-        method: str,
-        parameters: object,
-        result: type[T],
-        *,
-        safe: bool,
-        timeout_seconds: float | None = None,
+        self, method: str, parameters: object, result: type[T], *, safe: bool, timeout_seconds: float | None = None
     ) -> T:
         """Return the result of a call.
 

@@ -413,14 +413,7 @@ class Reader:
             fetching.cancel()
 
     async def _fetch_one(
-        self,
-        topic: str,
-        partition: int,
-        start_type: int,
-        start: int,
-        end: int | None,
-        bytes_max: int,
-        gives_up: bool,
+        self, topic: str, partition: int, start_type: int, start: int, end: int | None, bytes_max: int, gives_up: bool
     ) -> FetchedBatch | None:
         """Return the next batch of one partition, behind whatever compaction left empty; `None` at the end."""
         while True:

@@ -194,12 +194,7 @@ class ResponderService(Service):
     """Answers the questions of a pattern."""
 
     def __init__(
-        self,
-        responder: Responder,
-        handler: Answerer,
-        concurrency: int,
-        timeout: float | None,
-        trace: Trace,
+        self, responder: Responder, handler: Answerer, concurrency: int, timeout: float | None, trace: Trace
     ) -> None:
         super().__init__(concurrency, timeout, trace)
         self.name = f"responder {responder.pattern!r}"

@@ -79,13 +79,7 @@ class Connection(asyncio.Protocol):
 class WebConnection(Connection):
     """The same in WebSocket, from the handshake on."""
 
-    def __init__(
-        self,
-        hear: Hear,
-        lost: Lost,
-        host: str,
-        path: str,
-    ) -> None:
+    def __init__(self, hear: Hear, lost: Lost, host: str, path: str) -> None:
         super().__init__(hear, lost)
         self._key = make_key()
         self._request = encode_upgrade_request(host, path, self._key, subprotocols=("worterbuch",))

@@ -218,13 +218,7 @@ class Group:
         return self._require_flight(member).extend(member, lease, offsets)
 
     def nack(
-        self,
-        member: Member,
-        deliveries: Iterable[Delivery],
-        reason: str,
-        delay_seconds: float | None,
-        *,
-        final: bool,
+        self, member: Member, deliveries: Iterable[Delivery], reason: str, delay_seconds: float | None, *, final: bool
     ) -> int:
         """Return or reject records; see `Member.nack` and `Member.reject`."""
         flight = self._require_flight(member)

@@ -120,14 +120,7 @@ class _Group(Protocol):
     def check_consumed(self, principal: Identity) -> None: ...
 
 
-def inspect(
-    group: _Group,
-    clock: Clock,
-    *,
-    names: bool = True,
-    members_max: int,
-    oldest_max: int,
-) -> Inspection:
+def inspect(group: _Group, clock: Clock, *, names: bool = True, members_max: int, oldest_max: int) -> Inspection:
     """Return what a group does now; without `names`, nothing says who its members are."""
     look = _Look(group, clock, names)
     return Inspection(

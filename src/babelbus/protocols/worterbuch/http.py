@@ -60,13 +60,7 @@ class WebSession(HttpSession):
     _outbox: Outbox
 
     def __init__(
-        self,
-        hub: Hub,
-        outbox: Outbox,
-        close: Callable[[], None],
-        *,
-        address: str | None,
-        options: WebOptions,
+        self, hub: Hub, outbox: Outbox, close: Callable[[], None], *, address: str | None, options: WebOptions
     ) -> None:
         super().__init__(outbox, options.guard, body_bytes_max=hub.settings.message_bytes_max)
         self._hub = hub

@@ -57,12 +57,7 @@ class Hub:
     """The shared part of all Wörterbuch connections of one server."""
 
     def __init__(
-        self,
-        broker: Broker,
-        metrics: Metrics,
-        clock: Clock,
-        settings: WorterbuchSettings,
-        keeper: Gatekeeper,
+        self, broker: Broker, metrics: Metrics, clock: Clock, settings: WorterbuchSettings, keeper: Gatekeeper
     ) -> None:
         self.broker = broker
         self.state: State = broker.state

@@ -48,14 +48,7 @@ class EventStream(Peer):
     """One client that reads events: in `$SYS` with the protocol HTTP, and with the bound of every other client."""
 
     def __init__(
-        self,
-        hub: Hub,
-        outbox: Outbox,
-        close: Callable[[], None],
-        access: Access,
-        *,
-        address: str | None,
-        chunked: bool,
+        self, hub: Hub, outbox: Outbox, close: Callable[[], None], access: Access, *, address: str | None, chunked: bool
     ) -> None:
         super().__init__(hub.settings, hub.drop, outbox, close, transport_name="HTTP", address=address)
         self._hub = hub

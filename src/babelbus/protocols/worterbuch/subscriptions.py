@@ -88,11 +88,7 @@ class SubscriptionRequests:
         return b""
 
     def _begin(
-        self,
-        message: m.Request,
-        subscriber: Subscriber,
-        events: PathPattern | None,
-        encode: Callable[[], bytes] | None,
+        self, message: m.Request, subscriber: Subscriber, events: PathPattern | None, encode: Callable[[], bytes] | None
     ) -> None:
         """Register a subscription to events, or to names without a pattern of events; answer all requests up to it,
         and send its first event if it has a first event.

@@ -86,12 +86,7 @@ class Caller:
     """The client of one connection, who may be several principals: each message proves for itself."""
 
     def __init__(
-        self,
-        gate: Gate,
-        keys: KeyRing,
-        prover: Prover,
-        connection: str,
-        certificate: PeerCertificate | None,
+        self, gate: Gate, keys: KeyRing, prover: Prover, connection: str, certificate: PeerCertificate | None
     ) -> None:
         self.keys = keys
         self._gate = gate

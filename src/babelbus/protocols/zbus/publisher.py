@@ -105,14 +105,7 @@ class Publisher(Generic[Asked]):
         self._replies_bytes += len(encoded)
 
     def publish(
-        self,
-        message: Message,
-        mq: str,
-        ids: Sequence[str],
-        payloads: Sequence[bytes],
-        asked: Asked,
-        *,
-        acked: bool,
+        self, message: Message, mq: str, ids: Sequence[str], payloads: Sequence[bytes], asked: Asked, *, acked: bool
     ) -> None:
         """Publish messages that differ from `message` in id and body alone, and answer them when they are stored.
 

@@ -118,12 +118,7 @@ def gone(name: str) -> StreamAlteredError:
 
 
 async def make_stream(
-    nats: Nats,
-    settings: JetstreamSettings,
-    label: str,
-    installation: str,
-    identity: str,
-    fixed: dict[str, Any] = FIXED,
+    nats: Nats, settings: JetstreamSettings, label: str, installation: str, identity: str, fixed: dict[str, Any] = FIXED
 ) -> None:
     """Create the stream of a shard.
 

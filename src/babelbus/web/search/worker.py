@@ -175,13 +175,7 @@ def _check_offset(data: bytes, offset: int) -> None:
 
 
 def _pass(
-    task: Task,
-    wanted: Filter,
-    pace: Pace,
-    read: Callable[[int, int], bytes],
-    position: int,
-    stop: int,
-    offset: int,
+    task: Task, wanted: Filter, pace: Pace, read: Callable[[int, int], bytes], position: int, stop: int, offset: int
 ) -> Scanned | None:
     """Return how far the search comes by a block without a trace of a match, `None` if its records must be looked at.
 
