@@ -21,6 +21,7 @@ from babelbus.protocols.jebp.batches import Batches
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.messages import AskTransaction, FetchPartition, TellPositions
+from babelbus.web.clients import ClientLine
 from tests.access.house import House, configured
 from tests.support.jebp import GUEST, Caller, create, create_many, create_topic, fetch, said, subscribe
 from tests.support.server import LiveServer, configure
@@ -180,10 +181,7 @@ def test_a_client_with_a_full_window_harms_nobody_and_has_its_answers_in_order(
 
 def test_a_client_that_is_removed_is_closed(both: tuple[LiveServer, LiveServer]) -> None:
     _, live = both
-    lists = live.server._lists
-    from babelbus.server.access import ClientEntry
-
-    live.run(lambda: live.server._change_lists(lambda: lists.put(ClientEntry(GUEST.fingerprint, "guest", False))))
+    live.run(lambda: live.server.put_client(ClientLine("guest", GUEST.fingerprint, False)))
     with Caller(live.address, GUEST).connect() as guest, live.caller() as other:
         assert said(guest.ask(create("t", b"x"))[0]) == "a130"
         live.run(lambda: live.server.remove_client(GUEST.fingerprint))
