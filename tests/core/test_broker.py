@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from babelbus.core.access import SERVER
+from babelbus.core.access import SERVER, AccessRefusedError, Identity, Rights
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
+from babelbus.core.publish import Publication
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
@@ -161,6 +162,13 @@ def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(ma
             bus.topic("news")
         (receipt,) = publish(broker, events(b"2", subject="news/sport"))
         assert isinstance(receipt.error, DamagedNoteError)
+        stranger = Identity("stranger", "stranger", Rights("stranger"))
+        for topic, content, hidden in (
+            (None, events(b"2", subject="news/sport"), AccessRefusedError),
+            ("news", events(b"2"), UnknownTopicError),
+        ):
+            for client, error in ((SERVER, DamagedNoteError), (stranger, hidden)):
+                assert type(broker.publish(Publication(client, "test", content, topic)).error) is error
         await done(publish(broker, events(b"x", subject="log")))
         await broker.close()
         settings[20] ^= mask

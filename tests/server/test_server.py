@@ -17,9 +17,13 @@ from babelbus.clock import SystemClock
 from babelbus.config import AdminSettings, JebpSettings, ServerSettings, TopicDefaults
 from babelbus.core.access import SERVER
 from babelbus.errors import ConfigError
+from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake
 from babelbus.protocols.jebp.identity import Identity
+from babelbus.protocols.jebp.messages import CreateRecords
+from babelbus.records.format import encode_batch
+from babelbus.records.record import Record
 from babelbus.server.app import Server
 from babelbus.storage.disk.store import FolderStore
 from babelbus.storage.errors import FolderLockedError
@@ -398,6 +402,10 @@ def test_a_topic_with_damaged_settings_is_named_by_health_and_stays_in_the_list(
         assert works(live)  # with a change of the list of topics
         (reason,) = live.call(lambda: health_reasons(live.server))
         assert reason.startswith("topic bad is not open: settings.json of topic 'bad' is damaged")
+        with live.caller() as caller:
+            batch = CreateRecords("bad", -1, -1, -1, bytes(encode_batch([Record(b"x", None, (), 1)], 0).data))
+            for request in (create("bad", b"x"), encode_request(batch)):
+                assert said(caller.ask(request)[0]) == "b331"  # try again
     settings.write_bytes(content)
     with LiveServer(configure(tmp_path)) as live:
         assert sorted(live.call(lambda: list(live.server.topic_list.topics()))) == ["bad", "good"]

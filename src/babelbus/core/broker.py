@@ -246,7 +246,7 @@ class Broker(Catalog):
             return self._publish_by_subject(publication)
         topic = self._topics.get(name)
         if topic is None:
-            return Receipt.refused(UnknownTopicError(f"there is no topic {name!r}"))
+            return Receipt.refused(self.why_not_open(publication.principal, name))
         principal = publication.principal
         rights = principal.rights
         if rights is not None:
@@ -261,6 +261,13 @@ class Broker(Catalog):
             return Receipt.refused(ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to"))
         return topic.publish(publication)
 
+    def why_not_open(self, principal: Identity, name: str) -> BabelbusError:
+        """Return why nothing can be published to a topic that is not open: a damage, or there is no such topic."""
+        damage = self._topics.damaged.get(name)
+        if damage is None or not self.may_some(principal, Action.PUBLISH, name):
+            return UnknownTopicError(f"there is no topic {name!r}")
+        return damage
+
     def _publish_by_subject(self, publication: Publication) -> Receipt:
         """Publish events: to the topics that cover their subjects, or to live subscriptions alone."""
         events = publication.content
@@ -270,8 +277,9 @@ class Broker(Catalog):
             by_topic.setdefault(self._table.find(event.subject), []).append(event)
         receipts = []
         for name, batch in by_topic.items():
-            if name in self._topics.damaged:
-                receipts.append(Receipt.refused(self._topics.damaged[name]))
+            damage = None if name is None else self._topics.damaged.get(name)
+            if damage is not None:
+                receipts.append(Receipt.refused(self._refuse_live(publication.principal, batch) or damage))
                 continue
             if name is not None:
                 receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=batch)))

@@ -98,7 +98,7 @@ class Publisher:
     def _refuse(self, topic: str, client: Client) -> Receipt | None:
         """Return the refusal of batches to a topic, `None` if the client may publish something there."""
         if not self._broker.has_topic(topic):
-            return NO_TOPIC
+            return Receipt.refused(self._broker.why_not_open(client, topic))
         if self._broker.may_some(client, Action.PUBLISH, topic):
             return None
         return Receipt.refused(refusal(client, Action.PUBLISH, topic))
