@@ -27,6 +27,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 ARRAYS_BYTES_MIN = 4096
 """A text that is longer is escaped by arrays, four times as fast."""
+_BLOCK = 2**16
 _ESCAPE_BYTES = len(r"\uXXXX")
 _NON_ASCII = re.compile("[^\x00-\x7f]+")
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
@@ -111,9 +112,16 @@ def ascii_json(text: bytes) -> bytes:
     """
     if text.isascii():
         return text
+    decoded = text.decode()
     if len(text) < ARRAYS_BYTES_MIN:
-        return _NON_ASCII.sub(_escape, text.decode()).encode()
-    units = np.frombuffer(text.decode().encode("utf-16-le"), "<u2")
+        return _NON_ASCII.sub(_escape, decoded).encode()
+    blocks = range(0, len(decoded), _BLOCK)  # the arrays of all would take thirty times the memory of the text
+    return b"".join([_escape_block(decoded[at : at + _BLOCK]) for at in blocks])
+
+
+def _escape_block(text: str) -> bytes:
+    """Return a part of a JSON text in ASCII, by arrays."""
+    units = np.frombuffer(text.encode("utf-16-le"), "<u2")
     wide = np.flatnonzero(units > 0x7F)
     shifts = np.zeros(len(units), np.int64)
     shifts[wide] = _ESCAPE_BYTES - 1
