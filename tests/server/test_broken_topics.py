@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from babelbus.core.access import SERVER, Principal
+from babelbus.core.access import SERVER, AccessRefusedError, Principal
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.receipt import Receipt
@@ -123,6 +123,12 @@ def test_a_topic_that_cannot_be_opened_is_refused_and_the_others_are_served(
     test()
 
 
+def move_database(folder: Path, target: Path) -> None:
+    """Move a database of SQLite with the files beside it."""
+    for path in folder.glob("db.sqlite*"):
+        path.rename(target / path.name)
+
+
 def test_a_topic_without_its_settings_is_not_taken_for_one_of_another_engine(tmp_path: Path) -> None:
     @in_loop
     async def test() -> None:
@@ -130,6 +136,54 @@ def test_a_topic_without_its_settings_is_not_taken_for_one_of_another_engine(tmp
         (tmp_path / "topics/rows" / SETTINGS).unlink()
         async with running(configure(tmp_path)) as server:
             await check_closed(server, "rows", "settings.json of topic 'rows' is missing", {"good", "bad"})
+
+    test()
+
+
+def test_a_topic_that_is_not_in_its_database_stays_closed_until_it_is_there_again_or_given_up(tmp_path: Path) -> None:
+    """Perhaps it is the wrong database: publishers would fill it, and offsets be given again."""
+
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        elsewhere, wrong = tmp_path / "elsewhere", tmp_path / "wrong"
+        elsewhere.mkdir()
+        wrong.mkdir()
+        move_database(tmp_path, elsewhere)
+        async with running(configure(tmp_path)) as server:
+            await check_closed(server, "rows", "engine db has 0 of its 1 partitions", {"good", "bad"})
+        move_database(tmp_path, wrong)
+        move_database(elsewhere, tmp_path)
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            assert server.broker.topic("rows").partition(0).next_offset
+        move_database(tmp_path, elsewhere)
+        async with running(configure(tmp_path)) as server:
+            with pytest.raises(AccessRefusedError):
+                await server.broker.remove_topic("rows")
+            await server.broker.remove_topic("rows", SERVER)
+            assert not health_reasons(server)
+            (partition,) = (await server.broker.create_topic("rows", 1, {"engine": "db"}, principal=SERVER)).partitions
+            assert partition.next_offset == 0
+            assert not any(receipt.error for receipt in await write(server.broker, "rows"))
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            assert server.broker.topic("rows").partition(0).next_offset
+
+    test()
+
+
+def test_a_topic_that_has_lost_a_partition_may_be_removed(tmp_path: Path) -> None:
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        shutil.rmtree(tmp_path / "topics/bad/1")
+        async with running(configure(tmp_path)) as server:
+            await server.broker.remove_topic("bad", SERVER)
+            assert not health_reasons(server)
+        async with running(configure(tmp_path)) as server:
+            assert not server.broker.damaged_topics
+            assert server.broker.topic_names()[-2:] == ["good", "rows"]
 
     test()
 
@@ -165,6 +219,8 @@ def test_settings_of_a_topic_in_memory_do_not_hide_records_either(tmp_path: Path
         rows.write_bytes(short.read_bytes())
         short.write_bytes(kept)
         async with running(configure(tmp_path)) as server:
+            assert "engine db has 0 of its 1 partitions" in str(server.broker.damaged_topics["short"])
+            await server.broker.remove_topic("short", SERVER)
             await check_closed(server, "rows", "names engine memory, which has none of its records", {"good", "bad"})
 
     test()

@@ -156,6 +156,7 @@ class Catalog(TopicRights):
         engines = {"disk", *(kept.settings.engine for kept in kept_topics.values())}
         stored_topics: dict[str, _Kept] = {}
         whole: dict[str, int] = {}
+        lost: dict[str, LostPartitionError] = {}
         for name, kept in kept_topics.items():
             engine = kept.settings.engine
             try:
@@ -169,7 +170,12 @@ class Catalog(TopicRights):
                 complete = kept.partitions if name == ACCESS_TOPIC else listed.get(name, 0)
                 # A crash leaves the folder of the last partition empty if it comes before the partition's first file.
                 whole[name] = max(stored - 1, min(kept.partitions, complete))
-            missing = kept.partitions - max(stored, whole.get(name, 0))
+            elif engine != "memory" and stored < min(kept.partitions, listed.get(name, 0)):
+                lost[name] = LostPartitionError(
+                    f"engine {engine} has {stored} of its {kept.partitions} partitions: give it up ('babelbus topics "
+                    f"remove {name}'), or name the place that has them (db.url, jetstream.servers), then start again"
+                )
+            missing = 0 if name in lost else kept.partitions - max(stored, whole.get(name, 0))
             if missing > 0 and engine != "memory":
                 # A crash while it was made or grew, or the wrong database or folder: then this must be seen.
                 log.error(
@@ -180,7 +186,7 @@ class Catalog(TopicRights):
             stored_topics[name] = msgspec.structs.replace(kept, partitions=max(kept.partitions, stored))
         for token, name in finished.items():
             self._finish_removal(token, name, stored_topics)
-        self._open_topics(stored_topics, whole)
+        self._open_topics(stored_topics, whole, lost)
         names = {*self._topics, *self._topics.damaged}
         public = {name for name in names if not name.startswith(RESERVED_PREFIX)}
         self._table.replace(public)
@@ -240,14 +246,16 @@ class Catalog(TopicRights):
         log.error("topic %r is not opened, its name stays taken: %s", name, error)
         self._topics.damaged[name] = error
 
-    def _open_topics(self, stored: dict[str, _Kept], whole: Mapping[str, int]) -> None:
-        """Open the logs of topics, of some engines several at once."""
+    def _open_topics(
+        self, stored: dict[str, _Kept], whole: Mapping[str, int], lost: Mapping[str, LostPartitionError]
+    ) -> None:
+        """Open the logs of topics that are not lost, of some engines several at once."""
         pools: dict[str, ThreadPoolExecutor] = {}
         opening: dict[str, Future[list[PartitionLog]]] = {}
         try:
             for name, kept in stored.items():
                 settings, backend = kept.settings, self._backend(kept.settings.engine)
-                if backend.fit.opens_at_once > 1:
+                if backend.fit.opens_at_once > 1 and name not in lost:
                     pool = pools.get(backend.engine)
                     if pool is None:
                         pool = pools[backend.engine] = ThreadPoolExecutor(backend.fit.opens_at_once)
@@ -256,6 +264,9 @@ class Catalog(TopicRights):
                 if kept.owner:
                     self.quotas.restore(name_of_owner(kept.owner), "topics")
                 backend = self._backend(kept.settings.engine)
+                if name in lost:
+                    self._leave_closed(name, lost[name])
+                    continue
                 try:
                     if name in opening:
                         logs = opening[name].result()
@@ -452,6 +463,8 @@ class Catalog(TopicRights):
     def remove_topic(self, name: str, principal: Identity = NOBODY) -> Work[None]:
         """Remove a topic and its records: gone at once, then durably; the space is given back in the background.
 
+        A closed topic that has lost a partition is given up so. Other closed topics may have all of their records.
+
         Errors of the work:
             AccessRefusedError: the principal may not manage the topic.
             UnknownTopicError: no topic has this name.
@@ -561,6 +574,9 @@ class Catalog(TopicRights):
 
     async def _remove(self, name: str, principal: Identity) -> None:
         self.check_managed(principal, name)
+        if isinstance(self._topics.damaged.get(name), LostPartitionError):
+            await self._give_up(name, principal)
+            return
         topic = self.topic(name)
         _check_not_reserved(name)
         del self._topics[name]
@@ -573,7 +589,24 @@ class Catalog(TopicRights):
             logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
             self._add_topic(name, _kept(topic, len(numbers), settings), logs)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
-        self._give_topic(topic.owner)
+        self._note_removal(name, topic.owner, principal, hidden)
+
+    async def _give_up(self, name: str, principal: Identity) -> None:
+        """Remove a closed topic that has lost a partition."""
+        _check_not_reserved(name)
+        try:
+            kept = await self._run(self._notes, lambda: self._load_settings(name, 1))
+            assert kept is not None, "it is in the list of topics"
+            backend = self._backend(kept.settings.engine)
+            hidden = await self._run(backend.changes, lambda: self._hide(name, backend.store))
+        except OSError as error:
+            raise disk_error(error, f"topic {name!r} could not be removed") from error
+        del self._topics.damaged[name]
+        self._note_removal(name, kept.owner, principal, hidden)
+
+    def _note_removal(self, name: str, owner: str, principal: Identity, hidden: list[tuple[Store, str]]) -> None:
+        """Record that a topic is gone, and erase in the background what `_hide` left."""
+        self._give_topic(owner)
         noted = self._changed(name)
         self.on_topic_edited(name, "removed", principal)
         for store, token in hidden:
