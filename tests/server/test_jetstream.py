@@ -58,6 +58,15 @@ def test_a_topic_whose_stream_somebody_has_altered_is_refused_and_the_others_are
                 make_topic(live, "orders")
             assert said(caller.ask(create("orders", b"2"))[0]) != "a130"
             assert publish_and_fetch(caller, "news", b"2")[-1] == b"2"
+    assert ask_jetstream(nats.url, "STREAM.PURGE.altered-0", {"filter": "altered.0.orders.>"})["success"]
+    with LiveServer(config) as live, live.caller() as caller:  # nothing of it is there: no offset is given again
+        (told,) = health_reasons(live.server)
+        assert told.startswith("topic orders is not open: engine jetstream has 0 of its 1 partitions: give it up")
+        assert said(caller.ask(create("orders", b"2"))[0]) == "b331"
+        live.call(lambda: live.server.broker.remove_topic("orders", SERVER))
+        assert not health_reasons(live.server)
+        make_topic(live, "orders")
+        assert publish_and_fetch(caller, "orders", b"3") == [b"3"]
 
 
 @pytest.mark.usefixtures("nats")
