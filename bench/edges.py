@@ -42,7 +42,7 @@ class Setter(asyncio.Protocol):
     """A client of Wörterbuch that sets its key, waits for the ack, and sets the key again."""
 
     def __init__(self, number: int) -> None:
-        message = {"set": {"transactionId": 1, "key": f"bench/{number}", "value": PAYLOAD.decode("latin-1")}}
+        message = {"set": {"transactionId": 1, "key": f"setters/{number}", "value": PAYLOAD.decode("latin-1")}}
         self._request = json.dumps(message).encode() + b"\n"
         self.count = -1
         """Acks; the first line is the welcome."""
