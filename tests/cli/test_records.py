@@ -2,6 +2,7 @@ import gzip
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +163,13 @@ def test_a_reader_that_goes_away_is_no_error(served: Served, orders: str) -> Non
     with process.stderr as told:
         assert told.read() == ""
     process.wait(timeout=SAFETY_NET_SECONDS)
+
+
+@pytest.mark.parametrize("args", [("--help",), ("-V",), ("topics", "list", "--help")])
+def test_a_help_that_cannot_be_written_fails_in_one_line(tmp_path: Path, args: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *args], cwd=tmp_path, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"babelbus: No space left on device (error 28)\n")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

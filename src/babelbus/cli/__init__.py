@@ -147,7 +147,13 @@ def program(context: str | None) -> None:
 def main(args: list[str] | None = None) -> Any:
     """Run the command line and end the process. Exit codes: 0 done, 1 failed, 2 wrong usage."""
     _open_standard_files()
-    return program.main(args, prog_name="babelbus")
+    try:
+        return program.main(args, prog_name="babelbus")
+    except OSError as error:  # of a help or a version that cannot be written: commands handle their own
+        from babelbus.cli.command import Failure, describe
+
+        Failure(describe(error)).show()
+        sys.exit(1)
 
 
 def _open_standard_files() -> None:
