@@ -188,6 +188,25 @@ def test_a_topic_that_has_lost_a_partition_may_be_removed(tmp_path: Path) -> Non
     test()
 
 
+def test_the_groups_of_a_topic_that_is_given_up_do_not_come_back_with_a_new_topic_of_its_name(tmp_path: Path) -> None:
+    """Their places are of other records: they would skip the new ones."""
+
+    @in_loop
+    async def test() -> None:
+        await fill(tmp_path)
+        async with running(configure(tmp_path)) as server:
+            server.broker.groups.create("bad", "readers", principal=SERVER)
+        shutil.rmtree(tmp_path / "topics/bad/1")
+        async with running(configure(tmp_path)) as server:
+            await server.broker.remove_topic("bad", SERVER)
+            await server.broker.create_topic("bad", 3, principal=SERVER)
+            await write(server.broker, "bad")
+        async with running(configure(tmp_path)) as server:
+            assert server.broker.groups.find("bad", "readers") is None
+
+    test()
+
+
 def test_settings_of_another_topic_do_not_hide_its_records(tmp_path: Path) -> None:
     @in_loop
     async def test() -> None:

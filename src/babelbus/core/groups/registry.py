@@ -88,7 +88,7 @@ class Groups:
         self._factories: dict[str, FilterFactory] = {"header": header_filter}
         self._groups: dict[tuple[str, str], Group] = {}
         self._encoded: dict[Group, msgspec.Raw] = {}
-        self._waiting: list[msgspec.Raw] = []
+        self._waiting: list[StoredGroup] = []
         """Groups of damaged topics, kept as they are."""
         self._unsaved = False
         self._sequence = 0
@@ -301,7 +301,10 @@ class Groups:
                 group.topic_changed(topic)
         for group in gone:
             self._drop(group, f"topic {group.topic.name!r} was removed")
-        if gone:  # if that is not saved, reading the file drops groups without a topic, too
+        waiting, self._waiting = self._waiting, []
+        self._restore(waiting)
+        if gone or len(self._waiting) < len(waiting):
+            # If that is not saved, reading the file drops groups without a topic, too.
             self._unsaved = True
             self.saved()
 
@@ -401,10 +404,15 @@ class Groups:
             StorageError: the disk refused.
         """
         self._sequence, groups = self._file.load()
+        self._restore(groups)
+        if self._unsaved:
+            self._note_unsaved()
+
+    def _restore(self, groups: Iterable[StoredGroup]) -> None:
         for stored in groups:
             topic = self._door.find_topic(stored.topic)
             if stored.topic in self._door.damaged_topics:
-                self._waiting.append(_encode(stored))
+                self._waiting.append(stored)
                 continue
             if topic is None:
                 log.info("group %r is forgotten: its topic %r is gone", stored.name, stored.topic)
@@ -413,8 +421,6 @@ class Groups:
             if topic.settings.engine == "memory":  # it begins anew, and so do the cursors in it
                 stored = msgspec.structs.replace(stored, cursors={})
             self._groups[stored.topic, stored.name] = self._make(topic, stored)
-        if self._unsaved:
-            self._note_unsaved()
 
     def _note(self, group: Group) -> None:
         """Record that a group has changed: the next commit writes it."""
@@ -441,7 +447,7 @@ class Groups:
         for group in self._groups.values():
             if group not in self._encoded:
                 self._encoded[group] = _encode(group.to_store())
-        groups = [*self._waiting, *(self._encoded[group] for group in self._groups.values())]
+        groups = [*map(_encode, self._waiting), *(self._encoded[group] for group in self._groups.values())]
         self._writer.last.when_done(self._written)
         return partial(self._file.write, self._sequence, groups)
 
