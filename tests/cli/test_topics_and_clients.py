@@ -1,4 +1,5 @@
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -20,6 +21,21 @@ def test_a_topic_is_made_shown_changed_and_removed(served: Served) -> None:
     assert "--yes" in served.run("topics", "remove", "plant/line1", code=1)
     served.run("topics", "remove", "plant/line1", "--yes")
     assert "plant/line1" not in [topic["name"] for topic in served.rows("topics", "list", "--json")]
+
+
+def test_a_topic_that_has_lost_its_partition_is_given_up(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    try:
+        served.run("topics", "create", "lost", "--partitions", "1")
+        assert served.stop() == 0
+        shutil.rmtree(tmp_path / "data/topics/lost/0")
+        served = Served(tmp_path)
+        assert "cannot be opened" in served.run("topics", "remove", "lost", code=1)
+        assert served.run("topics", "remove", "lost", "--yes") == "topic lost is removed\n"
+        assert "there is no topic" in served.run("topics", "remove", "lost", "--yes", code=1)
+        served.run("topics", "create", "lost")
+    finally:
+        served.kill_started()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from babelbus.cli.api import path_of
+from babelbus.cli.api import ApiError, path_of
 from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.output import human_bytes, plural, print_all, print_json, print_line, print_table
 from babelbus.cli.serve import flag_of, metavar_of
@@ -124,15 +124,24 @@ def alter_topic(target: Target, name: str, partitions: int | None, as_json: bool
 @json_option
 @bus_options
 def remove_topic(target: Target, name: str, yes: bool, as_json: bool) -> None:
-    """Remove a topic and all its records. There is no way back."""
+    """Remove a topic and all its records. There is no way back.
+
+    With --yes also a closed topic that has lost a partition, of which nobody can say how many records it has.
+    """
     api = target.api()
-    records = _records(api.topic(name))
-    ask_first(yes, f"remove topic {name} with {plural(records, 'record')}", " There is no way back")
+    records, amount = None, ""
+    try:
+        records = _records(api.topic(name))
+        amount = f" with {plural(records, 'record')}"
+    except ApiError as error:
+        if error.code != "unknown_topic" or not yes:
+            raise
+    ask_first(yes, f"remove topic {name}{amount}", " There is no way back")
     api.call("DELETE", path_of("topics", name))
     if as_json:
         print_json({"removed": name, "records": records})
     else:
-        print_line(f"topic {name} is removed, with {plural(records, 'record')}")
+        print_line(f"topic {name} is removed,{amount}" if amount else f"topic {name} is removed")
 
 
 def _records(topic: dict[str, Any]) -> int:

@@ -173,7 +173,8 @@ class Catalog(TopicRights):
             elif engine != "memory" and stored < min(kept.partitions, listed.get(name, 0)):
                 lost[name] = LostPartitionError(
                     f"engine {engine} has {stored} of its {kept.partitions} partitions: give it up ('babelbus topics "
-                    f"remove {name}'), or name the place that has them (db.url, jetstream.servers), then start again"
+                    f"remove {name} --yes'), or name the place that has them (db.url, jetstream.servers), then start "
+                    "again"
                 )
             missing = 0 if name in lost else kept.partitions - max(stored, whole.get(name, 0))
             if missing > 0 and engine != "memory":
