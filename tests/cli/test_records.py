@@ -107,6 +107,16 @@ def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: 
     assert len(served.rows("fetch", "half", "--json")) == 1
 
 
+def test_what_stands_before_the_cut_of_a_compressed_file_is_imported_and_counted(served: Served) -> None:
+    lines = "".join(f'{{"payload":"{number}"}}\n' for number in range(20_000)).encode()
+    (served.folder / "cut.json.gz").write_bytes(gzip.compress(lines, 0)[:-100])
+    told = served.run("import", "cut", "cut.json.gz", "--create", code=1)
+    rows = served.rows("fetch", "cut", "--json")
+    assert 19_000 < len(rows) < 20_000
+    assert "cut off" in told
+    assert f"; {len(rows):,} records imported" in told
+
+
 def test_a_publisher_that_fails_says_how_many_records_are_stored(served: Served) -> None:
     served.run("topics", "create", "partly")
     told = served.run("publish", "partly", "--json", input='{"payload":"a"}\n{"payload":"b"}\nnonsense\n', code=1)

@@ -63,11 +63,9 @@ def import_(
     with (
         target.connect() as client,
         progress(f"import {topic}", size, "bytes") as advance,
-        open_file(file, advance) as input_,
     ):
-        records = _from_json(input_) if form == "json" else _from_log(input_)
         choose = _partition_chooser(count_partitions, partition)
-        count = _publish(client, topic, records, choose)
+        count = _publish(client, topic, _read_file(file, form, advance), choose)
     tell_done("imported", topic, file, count, clock.monotonic() - start, as_json)
 
 
@@ -116,17 +114,22 @@ def _publish(
 ) -> int:
     """Publish in large batches, in order within each partition; return the number of records."""
     tell_done_at_interrupt(lambda: f"{plural(count, 'record')} imported")
+    count = 0
+    try:
+        for number, batch in _batches(records, choose):
+            client.publish_many(topic, batch, partition=number)
+            count += len(batch)
+    except BabelbusError as error:
+        raise CommandError(f"{error}; {plural(count, 'record')} imported") from error
+    return count
+
+
+def _batches(
+    records: "Iterator[tuple[Record, int]]", choose: Callable[[bytes | None, int], int]
+) -> "Iterator[tuple[int, list[Record]]]":
+    """Yield batches with their partition. If a line is wrong, the records before it are yielded first."""
     lanes: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
-    count = 0
-
-    def send(number: int) -> None:
-        nonlocal count
-        batch = lanes.pop(number)
-        sizes.pop(number)
-        client.publish_many(topic, batch, partition=number)
-        count += len(batch)
-
     try:
         for record, old in records:
             number = choose(record.key, old)
@@ -134,14 +137,17 @@ def _publish(
             lane.append(record)
             sizes[number] = sizes.get(number, 0) + len(record.payload or b"")
             if len(lane) >= BATCH_RECORDS or sizes[number] >= BATCH_BYTES:
-                send(number)
-    except BabelbusError as error:
-        for number in list(lanes):
-            send(number)
-        raise CommandError(f"{error}; {plural(count, 'record')} imported") from error
-    for number in list(lanes):
-        send(number)
-    return count
+                yield number, lanes.pop(number)
+                sizes.pop(number)
+    except CommandError:
+        yield from lanes.items()
+        raise
+    yield from lanes.items()
+
+
+def _read_file(file: str, form: str, advance: Callable[[int], object]) -> "Iterator[tuple[Record, int]]":
+    with open_file(file, advance) as input_:
+        yield from _from_json(input_) if form == "json" else _from_log(input_)
 
 
 def _from_json(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
