@@ -171,8 +171,11 @@ def test_the_gate_is_turned_on_refuses_and_says_so_in_the_audit(near: Near) -> N
         record = near.rows("audit", "--principal", "sensor", "--json")[-1]
         assert (record["kind"], record["action"], record["subject"]) == ("refusal", "publish", "shut")
         assert "refusal" in near.run("audit", "--id", record["id"])
-        assert "deny sensor publish shut/#" in near.run("audit")
-        assert "list of clients: principal sensor" in near.run("audit")
+        near.run("access", "revoke", "sensor", "publish", "shut/#", "--deny")
+        told = near.run("audit")
+        assert ": added deny sensor publish shut/#" in told
+        assert ": removed deny sensor publish shut/#" in told
+        assert "list of clients: added principal sensor" in told
     finally:
         assert "the gate is off" in near.run("access", "enable", "--off", "--yes")
     near.run("publish", "shut", "after", *identity)

@@ -70,16 +70,20 @@ def line_of(record: dict[str, Any]) -> str:
 def _what(record: dict[str, Any]) -> str:
     if record["kind"] != "change":
         return " ".join(filter(None, (record.get("action"), record.get("subject"), record.get("reason"))))
-    changed = [*record.get("before", []), *record.get("after", [])]
-    names = [_entry(entry) for entry in changed if entry is not None]
+    # a table file that is the first one has one more None before it
+    entries = map(_entry, record.get("before", []), record.get("after", []))
     where = f"version {record['version']}" if "version" in record else "list of clients"
-    return f"{where}: {', '.join(dict.fromkeys(names))}"
+    return f"{where}: {', '.join(entries)}"
 
 
-def _entry(entry: dict[str, Any]) -> str:
+def _entry(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
+    entry = after or before or {}
+    if "enforce" in entry:
+        return f"enforce {entry['enforce']}"
+    done = "added" if before is None else "removed" if after is None else "changed"
     if "pattern" in entry:
-        return f"{entry.get('effect', 'allow')} {entry['who']} {entry['action']} {entry['pattern']}"
-    return f"principal {entry['name']}" if "name" in entry else f"enforce {entry.get('enforce')}"
+        return f"{done} {entry.get('effect', 'allow')} {entry['who']} {entry['action']} {entry['pattern']}"
+    return f"{done} principal {entry.get('name')}"
 
 
 _COLUMNS: dict[str, Callable[[Any], object]] = {
