@@ -158,6 +158,8 @@ class PartitionCursor:
         """Called to stop the wait for the next record."""
         self._reached = 0
         """The end of what was read: if readers are stepped back behind it, its end was lost with the disk."""
+        self._passed = -1
+        """The offset behind the last damaged record: a lost segment is one line of the log, not one for each offset."""
         self._rows: Rows | None = None
         self._fresh = _Loader(wake)
         """The chunk at `position`."""
@@ -283,9 +285,11 @@ class PartitionCursor:
                 self._counts.removed += first - self.position
                 self.position = first
             except CorruptRecordError as error:
-                log.warning("a group passes a damaged record: %s", error)
+                if self.position != self._passed:
+                    log.warning("a group passes damaged records from here on: %s", error)
                 self._counts.corrupt += 1
                 self.position += 1
+                self._passed = self.position
             else:
                 if rows is not None:
                     return rows
