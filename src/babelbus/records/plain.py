@@ -55,17 +55,18 @@ class InvalidRecordError(StorageError):
 class CorruptRecordError(StorageError):
     """Stored bytes are not the record that was written; the record is never served.
 
-    `position` counts from the beginning of the bytes (or of the file `path`, when it is known).
+    `position` counts from the beginning of the bytes (or of the file `path`, when it is known). All records from
+    `offset` to `after` (excluded) are damaged, if that is more than 0: a reader need not ask for each.
     """
 
     retriable = False
 
-    def __init__(self, position: int, reason: str, *, path: str = "", offset: int = -1) -> None:
+    def __init__(self, position: int, reason: str, *, path: str = "", offset: int = -1, after: int = 0) -> None:
         where = f"{path or 'records'}: bad record at byte {position}"
         if offset >= 0:
             where += f" (offset {offset})"
         super().__init__(f"{where}: {reason}")
-        self.position, self.reason, self.path, self.offset = position, reason, path, offset
+        self.position, self.reason, self.path, self.offset, self.after = position, reason, path, offset, after
 
 
 def encode_records(records: Sequence[Record]) -> RecordBatch:

@@ -21,6 +21,7 @@ from babelbus.core.groups.settings import (
 )
 from babelbus.core.settings import InvalidSettingError
 from babelbus.core.topic import UnknownPartitionError
+from babelbus.storage.contract import Chunk
 from tests.core.groups.support import EXPLICIT, Crew, Taker, take
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, publish_payloads, turns
@@ -410,6 +411,39 @@ async def test_a_run_of_damaged_records_is_one_line_of_the_log(caplog: pytest.Lo
     assert group.counts.corrupt == 6
     lines = [one.message for one in caplog.records if "a group passes" in one.message]
     assert ["(offset 3)" in lines[0], "(offset 10)" in lines[1], len(lines)] == [True, True, 2]
+    await crew.close()
+
+
+@in_loop
+async def test_segments_that_are_lost_are_passed_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FaultyFiles()
+    crew = Crew(files)
+    crew.group(ON_DELIVERY)
+    for start in range(0, 20_000, 1000):
+        crew.publish(*range(start, start + 1000))
+    await crew.groups.close()
+    await crew.broker.close()
+    logs = [path for path in files.paths() if "/work/" in path and path.endswith(".log")]
+    assert len(logs) > 3
+    for path in logs[1:-1]:
+        for suffix in (".log", ".index", ".timeindex", ".blocks"):
+            files.unlink(path.removesuffix(".log") + suffix)
+    crew = Crew(files)
+    log, asked = crew.broker.topic("work").partitions[0].log, list[int]()
+    read = log.read
+
+    def note(offset: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        asked.append(offset)
+        return read(offset, bytes_max, end_offset)
+
+    monkeypatch.setattr(log, "read", note)
+    group = crew.group(ON_DELIVERY)
+    taker = Taker(group)
+    await turns(20)
+    kept = [int(logs[at].rpartition("/")[2].removesuffix(".log")) for at in (1, -1)]
+    assert taker.numbers == [*range(kept[0]), *range(kept[1], 20_000)]
+    assert group.counts.corrupt == kept[1] - kept[0] > 10_000
+    assert len(asked) < 100
     await crew.close()
 
 

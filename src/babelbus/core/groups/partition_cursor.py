@@ -287,8 +287,9 @@ class PartitionCursor:
             except CorruptRecordError as error:
                 if self.position != self._passed:
                     log.warning("a group passes damaged records from here on: %s", error)
-                self._counts.corrupt += 1
-                self.position += 1
+                after = max(self.position + 1, min(error.after, partition.high_watermark))
+                self._counts.corrupt += after - self.position
+                self.position = after
                 self._passed = self.position
             else:
                 if rows is not None:

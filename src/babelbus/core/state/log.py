@@ -415,8 +415,9 @@ def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callab
         except CorruptRecordError as error:
             if not bad:
                 log.error("state: damaged records are left out: %s", error)
-            bad += 1
-            loaded.offset += 1
+            after = max(loaded.offset + 1, min(error.after, end))
+            bad += after - loaded.offset
+            loaded.offset = after
             continue
         if chunk.data:
             _apply(decode_chunk(chunk.data, verified=True), loaded, wanted)

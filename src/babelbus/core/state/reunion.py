@@ -57,8 +57,8 @@ def tail_of(partition: Partition, start: int = 0) -> Iterator[Record]:
     while offset < end:
         try:
             chunk = partition.log.read(offset, READ_BYTES, end)  # at a start, before anybody is served
-        except CorruptRecordError:
-            offset += 1
+        except CorruptRecordError as error:
+            offset = max(offset + 1, error.after)
             continue
         yield from iterate(decode_chunk(chunk.data, verified=True))
         offset = chunk.next_offset

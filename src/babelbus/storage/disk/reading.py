@@ -77,7 +77,9 @@ class SegmentReader:
         """
         for bad in self.bad or ():
             if bad.offset <= offset < bad.next_offset:
-                raise CorruptRecordError(bad.position, bad.reason, path=f"{self.path}.log", offset=offset)
+                raise CorruptRecordError(
+                    bad.position, bad.reason, path=f"{self.path}.log", offset=offset, after=bad.next_offset
+                )
         if not len(self.index):
             return None
         block = self._block_of(offset)

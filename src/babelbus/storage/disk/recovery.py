@@ -205,7 +205,10 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
     if following is not None:
         if found.next_offset < following:
             reason = found.tail or "the segment ends early"
-            recovery.bad.append((path, BadRange(found.end, segment.size_bytes, found.next_offset, following, reason)))
+            lost = BadRange(found.end, segment.size_bytes, found.next_offset, following, reason)
+            recovery.bad.append((path, lost))
+            if segment.bad is not None:
+                segment.bad = [*segment.bad, lost]
         return
     last = found.producers[-1] if found.producers else None
     torn = last is not None and last.base_offset + last.count > found.next_offset and not found.bad
