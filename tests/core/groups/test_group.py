@@ -377,41 +377,31 @@ async def test_what_retention_removed_is_passed_and_counted() -> None:
     await crew.close()
 
 
-@in_loop
-async def test_a_damaged_record_is_passed_counted_and_not_fatal() -> None:
-    files = FaultyFiles()
-    crew = Crew(files, tail_cache_bytes=0)
-    group = crew.group(ON_DELIVERY)
-    for number in range(20):
-        crew.publish(b"%d" % (1000 + number))
-    path = next(path for path in files.paths() if path.endswith(".log") and "work" in path)
-    content = files.content(path)
-    content[content.find(b"1007")] ^= 1
-    taker = Taker(group)
-    await turns(6)
-    assert taker.numbers == [1000 + number for number in range(20) if number != 7]
-    assert group.counts.corrupt == 1
-    await crew.close()
+@pytest.mark.parametrize(("bad", "named"), [([7], [7]), ([3, 4, 5, 6, 10, 11], [3, 10])])
+def test_damaged_records_are_passed_and_counted_and_a_run_is_one_line_of_the_log(
+    bad: list[int], named: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    @in_loop
+    async def test() -> None:
+        files = FaultyFiles()
+        crew = Crew(files, tail_cache_bytes=0)
+        group = crew.group(ON_DELIVERY)
+        for number in range(20):
+            crew.publish(b"%d" % (1000 + number))
+        path = next(path for path in files.paths() if path.endswith(".log") and "work" in path)
+        content = files.content(path)
+        for number in bad:
+            content[content.find(b"%d" % (1000 + number))] ^= 1
+        taker = Taker(group)
+        await turns(20)
+        assert taker.numbers == [1000 + number for number in range(20) if number not in bad]
+        assert group.counts.corrupt == len(bad)
+        lines = [one.message for one in caplog.records if "a group passes" in one.message]
+        assert len(lines) == len(named)
+        assert all(f"(offset {offset})" in line for offset, line in zip(named, lines, strict=True))
+        await crew.close()
 
-
-@in_loop
-async def test_a_run_of_damaged_records_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    files = FaultyFiles()
-    crew = Crew(files, tail_cache_bytes=0)
-    group = crew.group(ON_DELIVERY)
-    for number in range(20):
-        crew.publish(b"%d" % (1000 + number))
-    path = next(path for path in files.paths() if path.endswith(".log") and "work" in path)
-    content = files.content(path)
-    for bad in (b"1003", b"1004", b"1005", b"1006", b"1010", b"1011"):
-        content[content.find(bad)] ^= 1
-    taker = Taker(group)
-    await turns(20)
-    assert taker.numbers == [1000 + number for number in range(20) if number not in (3, 4, 5, 6, 10, 11)]
-    assert group.counts.corrupt == 6
-    lines = [one.message for one in caplog.records if "a group passes" in one.message]
-    assert ["(offset 3)" in lines[0], "(offset 10)" in lines[1], len(lines)] == [True, True, 2]
-    await crew.close()
+    test()
 
 
 @in_loop
