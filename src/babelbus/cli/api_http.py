@@ -99,7 +99,7 @@ class HttpTransport:
             return response.read() if size is None else response.read1(size)
         except (OSError, http.client.HTTPException) as error:
             if size is not None and not isinstance(error, TimeoutError):
-                raise CutAnswerError(self.address, error or type(error).__name__) from error
+                raise CutAnswerError(self.address, str(error) or type(error).__name__) from error
             raise self._silent(error, timeout_seconds, method) from error
 
     def _silent(self, error: Exception, timeout_seconds: float, method: str) -> CommandError:
@@ -113,7 +113,7 @@ class HttpTransport:
         if self._context is None and isinstance(error, http.client.RemoteDisconnected):
             advice = f"if it speaks TLS, write --admin https://{self.address}"
             return CommandError(f"{self.address} closed the connection without an answer; {advice}")
-        return CommandError(f"{self.address} does not answer: {error or type(error).__name__}")
+        return CommandError(f"{self.address} does not answer: {str(error) or type(error).__name__}")
 
 
 def bearer(token: str) -> str:
