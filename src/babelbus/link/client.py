@@ -84,12 +84,14 @@ class Client(asyncio.Protocol):
 
     __slots__ = (
         "blocked",
+        "continues",
         "delivered",
         "early",
         "edge",
         "entered",
         "eof",
         "handshake",
+        "held",
         "is_secure",
         "link",
         "listener",
@@ -118,7 +120,11 @@ class Client(asyncio.Protocol):
         self.timer: asyncio.TimerHandle | None = None
         """The end of the wait for a link."""
         self.early: list[bytes] = []
-        """Bytes that came with the last ones of the handshake."""
+        """Bytes that came with the last ones of the handshake, or while there was no core to take them."""
+        self.held = False
+        """Whether the core stops, and takes nothing more."""
+        self.continues = ""
+        """The id of the session that the core has handed over to the next one."""
         self.eof = False
         self.entered = True
         self.lost = False
@@ -131,6 +137,17 @@ class Client(asyncio.Protocol):
         """Bytes that were written to the client."""
         self.told = 0
         """Of those, bytes that the core knows as taken by the client."""
+
+    @classmethod
+    def of_session(cls, transport: Any, listener: EdgeListener, session_id: str) -> "Client":
+        """Return the client of a connection whose session goes on at the next core; see `Edge.adopt`."""
+        client = cls(_NO_EDGE, listener)
+        client.transport = client.raw = transport
+        client.is_secure = True
+        client.continues = session_id
+        transport.set_protocol(client)
+        client.wait()
+        return client
 
     # -- the client --------------------------------------------------------------------------------------------------
 
@@ -174,10 +191,10 @@ class Client(asyncio.Protocol):
         self.is_secure = True
         if self.link is None and self.stand_in():
             return
-        if self.link is None:
-            self.pause()
-        else:
+        if self.link is not None:
             self.begin_secure()
+        if self.link is None or self.held:
+            self.pause()
 
     def stand_in(self) -> bool:
         """Return whether somebody here serves the client in place of the core, from now on."""
@@ -216,7 +233,7 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Send bytes of the client to the core; read no more when the core has its window full."""
         link = self.link
-        if link is None or not self.is_secure:
+        if link is None or not self.is_secure or self.held:
             self.early.append(data)
             return
         size = len(data)
@@ -239,18 +256,40 @@ class Client(asyncio.Protocol):
         self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
-        if self.paused:
+        """Read on, unless the core stops."""
+        if self.paused and not self.held:
             self.paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
+    def hold(self) -> None:
+        """Send nothing of the client to this core any more."""
+        self.held = True
+        if self.is_secure and not self.paused:
+            self.pause()
+
+    def wait(self) -> None:
+        """Wait for a link to the next core."""
+        self.link = None
+        self.number = self.outstanding = self.delivered = self.told = 0
+        self.blocked = False
+        self.held = True
+        if not self.paused:
+            self.pause()
+
+    def go_on(self) -> None:
+        """Send to the core of a new link what has come meanwhile, and read on."""
+        self.held = False
+        self.continues = ""
+        self.send_early()
+        self.resume()
+
     def eof_received(self) -> bool:
         """Send the end of what the client sends to the core, which decides when to close."""
         self.eof = True
-        if self.link is not None and self.is_secure:
+        if self.link is not None and self.is_secure and not self.held:
             self.link.send(EOF, self.number)
-        return self.listener.tls is None
+        return bool(self.transport.can_write_eof())
 
     def connection_lost(self, error: Exception | None) -> None:
         """Send to the core that the client is gone."""
@@ -330,6 +369,25 @@ class Client(asyncio.Protocol):
         self.raw.abort()
         if self.transport is not self.raw:
             self.transport.abort()
+
+
+class _NoEdge:
+    """The edge of a client between two edges of its member."""
+
+    def enter(self, client: Client) -> bool:
+        return False
+
+    def leave(self, client: Client, loss: Loss) -> None:
+        return
+
+    def stand_in(self, listener: str) -> asyncio.Protocol | None:
+        return None
+
+    def settle_later(self, client: Client) -> None:
+        return
+
+
+_NO_EDGE = _NoEdge()
 
 
 class FrontedClient(Client):

@@ -13,8 +13,10 @@ import babelbus
 from babelbus.clock import Clock
 from babelbus.limited_log import LimitedLog
 from babelbus.link.frames import (
+    ABORT,
     BATCH,
     BLOCKED,
+    CONTINUED,
     DATA,
     EOF,
     HELLO,
@@ -22,6 +24,7 @@ from babelbus.link.frames import (
     LOST,
     MAGIC,
     OPEN,
+    PAUSED,
     PING,
     READY,
     REFUSE,
@@ -79,12 +82,19 @@ class CoreLink(Peer):
     """The link of one edge, and the transports of its clients."""
 
     def __init__(
-        self, core: "CoreEnd", *, local_name: str | None = None, listeners: Sequence[ListenerInfo] = ()
+        self,
+        core: "CoreEnd",
+        *,
+        local_name: str | None = None,
+        listeners: Sequence[ListenerInfo] = (),
+        is_of_member: bool = True,
     ) -> None:
         super().__init__(silence_seconds=SILENCE_SECONDS if local_name is None else LOCAL_SILENCE_SECONDS)
         self._core = core
         self._listeners = listeners
         self._local_name = local_name
+        self.is_of_member = is_of_member
+        """Whether the edge is that of a member of the cluster, this one or another one, and no edge process."""
         self.name = ""
         """Name of the edge; empty until it has said it."""
         self.place: Place | None = None
@@ -99,6 +109,8 @@ class CoreLink(Peer):
         """Done when the edge has opened its listeners; the exception of a link that ended before says why."""
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
 
+        self.paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the edge of a member reads nothing more of its clients, or is gone."""
         self.reloaded: asyncio.Future[None] | None = None
         """Done when the edge has loaded its certificates again."""
 
@@ -106,6 +118,11 @@ class CoreLink(Peer):
     def connections(self) -> int:
         """Clients whose session runs here."""
         return len(self.transports)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the edge is on this machine: an edge process, or that of this member."""
+        return self._local_name is not None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the hello of the edge."""
@@ -178,6 +195,9 @@ class CoreLink(Peer):
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
                     break
+        elif kind == PAUSED:
+            if not self.paused.done():
+                self.paused.set_result(None)
         elif kind != PING:
             raise LinkError(f"frame {kind} of an edge")
 
@@ -209,6 +229,9 @@ class CoreLink(Peer):
     def _open(self, number: int, opening: Opening) -> None:
         if number in self.transports or not number:
             raise LinkError(f"connection {number} is open")
+        if opening.continues:
+            self._continue(number, opening.continues)
+            return
         peer, local = _read_address(opening.peer), _read_address(opening.local)
         extra: dict[str, Any] = {"peername": peer, "sockname": local, "edge": self.name}
         transport = LinkedTransport(self, number, None, extra)
@@ -226,6 +249,15 @@ class CoreLink(Peer):
             arriving = self._arriving[number] = _Arriving(entrance)
             transport.set_protocol(arriving)
             arriving.connection_made(transport)
+
+    def _continue(self, number: int, session_id: str) -> None:
+        """Connect a client to its session, which another core has begun; close it if the session has ended."""
+        transport = self._core.absent.pop(session_id, None)
+        if transport is None or transport.is_lost:
+            self.send(ABORT, number)
+        else:
+            self.transports[number] = transport
+            transport.attach(self, number, self.name)
 
     def _front_of(self, listener: str) -> FrontPlan:
         """Return what a listener offers to fronts.
@@ -296,6 +328,12 @@ class CoreLink(Peer):
             arriving.entrance.door.refuse(level, peer, loss.reason, loss.text)
         transport.lose(None)
 
+    def hand_over(self, transport: LinkedTransport, session_id: str) -> None:
+        """Send that the next core continues the session of a client, which is nobody's here from now on."""
+        self.send(CONTINUED, transport.number, session_id.encode())
+        del self.transports[transport.number]
+        transport.leave()
+
     def forget(self, transport: LinkedTransport) -> None:
         """Drop a transport that is closed here."""
         self.transports.pop(transport.number, None)
@@ -326,6 +364,8 @@ class CoreLink(Peer):
             self.place.leave()
         if not self.ready.done():
             self.ready.set_exception(LinkError(reason))
+        if not self.paused.done():
+            self.paused.set_result(None)
         if self.reloaded is not None and not self.reloaded.done():
             self.reloaded.set_result(None)
         transports = list(self.transports.values())
@@ -395,6 +435,8 @@ class CoreEnd:
         self.name = name
         self.links: set[CoreLink] = set()
         """Links whose edge has said who it is."""
+        self.absent: dict[str, LinkedTransport] = {}
+        """Clients whose sessions another core has handed over, and whose edges have not come yet, by session."""
         self.address = ""
         """Where `listen` listens: "host:port"."""
         self.on_linked: Callable[[CoreLink], None] = lambda link: None
@@ -436,11 +478,18 @@ class CoreEnd:
         link = CoreLink(self)
         return link if tls is None else Arrival(self.lobby, tls.server, link)
 
-    async def adopt(self, connection: socket.socket, name: str, listeners: Sequence[ListenerInfo] = ()) -> CoreLink:
-        """Return the link over the socket of an edge process, which is told to open some listeners."""
+    async def adopt(
+        self,
+        connection: socket.socket,
+        name: str,
+        listeners: Sequence[ListenerInfo] = (),
+        *,
+        is_of_member: bool = False,
+    ) -> CoreLink:
+        """Return the link over the socket of an edge process, which opens some listeners, or of this member."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(
-            lambda: CoreLink(self, local_name=name, listeners=listeners), sock=connection
+            lambda: CoreLink(self, local_name=name, listeners=listeners, is_of_member=is_of_member), sock=connection
         )
         return link
 
@@ -504,6 +553,13 @@ class CoreEnd:
         for link in links:
             if link.reloaded is not None and not link.reloaded.done():
                 log.warning("edge %s has not loaded its certificates after %g s", link.name, RELOAD_SECONDS)
+
+    async def pause_members(self, seconds: float) -> list[CoreLink]:
+        """Return the links of members that send nothing more of their clients; `stop_accepting` has asked them."""
+        links = [link for link in self.links if link.is_of_member]
+        if links:
+            await asyncio.wait([link.paused for link in links], timeout=seconds)
+        return [link for link in links if link.paused.done() and link in self.links]
 
     def stop_accepting(self) -> None:
         """Call all edges to close their listeners, and take in no further edge; connections that are open stay open."""

@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from babelbus.link.frames import (
     ABORT,
     BATCH,
     CLOSE,
+    CONTINUED,
     DATA,
     EOF,
     HELLO,
@@ -25,6 +26,7 @@ from babelbus.link.frames import (
     LOST,
     MAGIC,
     OPEN,
+    PAUSED,
     PAYLOAD_BYTES_MAX,
     PING,
     READY,
@@ -126,6 +128,9 @@ class EdgeLink(Peer):
                 self.welcome.set_exception(LinkRefusedError(payload.decode(errors="replace")))
             elif kind == STOP:
                 self._edge.core_stops()
+            elif kind == CONTINUED:
+                if client is not None:
+                    client.continues = payload.decode()
             elif kind == RELOAD:
                 self._reload()
             elif kind != PING:
@@ -198,8 +203,15 @@ class EdgeLink(Peer):
             list(peer) if isinstance(peer, tuple) else None,
             list(local) if isinstance(local, tuple) else None,
             client.listener.fronts is not None,
+            client.continues,
         )
         self.send_message(OPEN, opening, number)
+
+    def pause(self) -> None:
+        """Send nothing more of the clients that are open: the core hands their sessions over, or ends them."""
+        for client in self.clients.values():
+            client.hold()
+        self.send(PAUSED)
 
     def beat(self) -> None:
         """Send the figures of this edge, which are a sign of life."""
@@ -207,7 +219,7 @@ class EdgeLink(Peer):
             self.send_message(STATS, self._edge.stats())
 
     def ended(self, reason: str) -> None:
-        """Close all clients: their sessions are gone."""
+        """Close all clients whose sessions are gone; those that the next core continues wait for it."""
         if self._batch_timer is not None:
             self._batch_timer.cancel()
         if not self.welcome.done():
@@ -215,10 +227,11 @@ class EdgeLink(Peer):
                 reason = f"{reason} before its welcome; {UNKNOWN_CERTIFICATE}"
             self.welcome.set_exception(LinkError(reason))
         clients, self.clients = self.clients, {}
-        for client in clients.values():
+        gone = [client for client in clients.values() if not self._edge.keep(client)]
+        for client in gone:
             self._edge.drop(client, gently=True)
-        if clients:
-            self._loop.call_later(LAST_SECONDS, _abort, list(clients.values()))
+        if gone:
+            self._loop.call_later(LAST_SECONDS, _abort, gone)
         self._edge.unlinked(self, reason)
 
 
@@ -261,6 +274,8 @@ class Edge:
         self._crowd = crowd
         self.waiting: dict[Client, str | None] = {}
         """Clients that wait for a link, the oldest first, and the name that `crowd` counts their address under."""
+        self._newcomers = 0
+        """Those of them that no core has served."""
         self._servers: list[asyncio.Server] = []
         self._log = LimitedLog(log, clock)
         self._unsettled: list[Client] = []
@@ -338,7 +353,9 @@ class Edge:
 
     def _open(self, link: EdgeLink, client: Client) -> None:
         link.open(client)
-        if client.is_secure:
+        if client.continues:
+            client.go_on()
+        elif client.is_secure:
             if client.listener.tls is None:
                 client.send_early()
             else:
@@ -383,6 +400,8 @@ class Edge:
         """Handle that the core takes no further clients: close the listeners, or let clients wait for the next core."""
         if self._waiting_max:
             self._core_stops = True
+            if self._link is not None:
+                self._link.pause()
         else:
             self.stop_accepting()
 
@@ -405,6 +424,8 @@ class Edge:
         link, self._link = self._link, None
         if link is not None:
             await link.close("this edge stops")
+        for client in list(self.waiting):  # for the next core, which this edge does not wait for
+            self._refuse_waiting(client)
         for timer in (self._settle_timer, self._slow_timer):
             if timer is not None:
                 timer.cancel()
@@ -430,7 +451,7 @@ class Edge:
             return True
         if client.listener.tls is None and client.stand_in():
             return False
-        if len(self.waiting) >= self._waiting_max:
+        if self._newcomers >= self._waiting_max:
             self._refuse(client, f"no core is linked, and {self._waiting_max} clients wait for one")
             return False
         peer = client.raw.get_extra_info("peername")
@@ -442,11 +463,46 @@ class Edge:
                 return False
             self._crowd.enter(key)
         self.waiting[client] = key
+        self._newcomers += 1
         if client.listener.tls is None:
             # Not before the next turn: asyncio begins to read behind `connection_made`, paused or not.
             asyncio.get_running_loop().call_soon(self._hold, client)
         client.timer = asyncio.get_running_loop().call_later(self._waiting_seconds, self._refuse_waiting, client)
         return True
+
+    def keep(self, client: Client) -> bool:
+        """Keep a client whose session the next core continues; return whether it is one."""
+        if not client.continues or client.lost:
+            return False
+        client.wait()
+        self._await_core(client)
+        return True
+
+    async def release(self) -> list[Client]:
+        """Return the clients whose sessions go on at the next core, for another edge of this member; end the link."""
+        if self._link is not None:
+            self._link.end("this member gives the data away")
+            await self._link.done
+        clients = [client for client in self.waiting if client.continues]
+        for client in clients:
+            self._end_waiting(client)
+            self._open_count -= 1
+            client.entered = False
+        return clients
+
+    def adopt(self, clients: Iterable[Client]) -> None:
+        """Keep clients whose sessions have begun at this member until there is the core that continues them."""
+        for client in clients:
+            if client.lost:
+                continue
+            client.edge = self
+            client.entered = True
+            self._open_count += 1
+            self._await_core(client)
+
+    def _await_core(self, client: Client) -> None:
+        self.waiting[client] = None
+        client.timer = asyncio.get_running_loop().call_later(self._waiting_seconds, self._refuse_waiting, client)
 
     def _hold(self, client: Client) -> None:
         if client in self.waiting:
@@ -461,6 +517,8 @@ class Edge:
     def _end_waiting(self, client: Client) -> None:
         """Release the place of a client that waits for a link."""
         key = self.waiting.pop(client)
+        if not client.continues:
+            self._newcomers -= 1
         if key is not None and self._crowd is not None:
             self._crowd.finish_handshake(key)
             self._crowd.leave(key)

@@ -16,7 +16,7 @@ from babelbus.units import KIB
 
 T = TypeVar("T")
 
-LINK_VERSION: Final = 2
+LINK_VERSION: Final = 3
 HEADER: Final = struct.Struct(">IBII")
 HEADER_BYTES: Final = HEADER.size
 PAYLOAD_BYTES_MAX: Final = 64 * KIB
@@ -47,9 +47,11 @@ LOST: Final = 13  # edge -> core: the client is gone; Loss
 PING: Final = 14  # both: the sender is alive
 STATS: Final = 15  # edge -> core: Stats
 RELOAD: Final = 16  # core -> edge: load the certificates again
-STOP: Final = 17  # core -> edge: accept no more clients
+STOP: Final = 17  # core -> edge: accept no more clients; the edge of a member also reads no more of those it has
 BATCH: Final = 18  # edge of this machine -> core: requests of many clients; core -> edge: the answer to the batch
-LAST_KIND: Final = BATCH
+PAUSED: Final = 19  # edge of a member -> core: nothing of its clients comes behind this
+CONTINUED: Final = 20  # core -> edge of a member: the next core continues the session of this client; its id
+LAST_KIND: Final = CONTINUED
 
 
 class LinkError(BabelbusError):
@@ -107,6 +109,8 @@ class Opening(msgspec.Struct, frozen=True):
     local: list[str | int] | None = None
     fronted: bool = False
     """Whether a front proves who the client is."""
+    continues: str = ""
+    """The id of the session that a core before this one has handed over."""
 
 
 class Secured(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from typing import Any, Protocol
 
-from babelbus.link.frames import ABORT, CLOSE, EOF, READ_BYTES_MAX, TAKEN, WINDOW_BYTES, LinkError, Secured
+from babelbus.link.frames import ABORT, CLOSE, DATA, EOF, READ_BYTES_MAX, TAKEN, WINDOW_BYTES, LinkError, Secured
 from babelbus.listening.door import name_of
 from babelbus.units import MIB
 
@@ -36,6 +36,28 @@ class Link(Protocol):
 
     def exceed(self, transport: "LinkedTransport") -> None:
         """Close a transport whose edge sends more than its window."""
+
+
+class Absence:
+    """The link of a client whose edge has not come yet: keeps what is sent to the client."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, bytes, int]] = []
+        """Kind, payload and `taken` of each frame."""
+
+    def send(self, kind: int, connection: int = 0, payload: bytes = b"", taken: int = 0) -> None:
+        """Keep a frame."""
+        self.frames.append((kind, payload, taken))
+
+    def send_data(self, connection: int, taken: int, data: bytes | bytearray | memoryview) -> None:
+        """Keep bytes of the connection."""
+        self.frames.append((DATA, bytes(data), taken))
+
+    def forget(self, transport: "LinkedTransport") -> None:
+        """Return: no link knows the transport."""
+
+    def exceed(self, transport: "LinkedTransport") -> None:
+        """Return: nothing comes from a client without a link."""
 
 
 class LinkedTls:
@@ -116,6 +138,33 @@ class LinkedTransport(asyncio.Transport):
         self._wants_room = False
         """Whether the protocol has paused its writing."""
         self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
+
+    def attach(self, link: Link, number: int, edge: str) -> None:
+        """Continue over the link to the edge of the client, which has come: until now it was absent."""
+        absence = self._link
+        assert isinstance(absence, Absence), "the client has a link"
+        self._link, self.number = link, number
+        self._facts["edge"] = edge
+        for kind, payload, taken in absence.frames:
+            if kind == DATA:
+                link.send_data(number, taken, payload)
+            else:
+                link.send(kind, number, payload, taken)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of the client waits here, in either direction."""
+        return self._reading and not (self.held or self._waiting or self._closing or self._has_ended)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._lost
+
+    def leave(self) -> None:
+        """Drop the protocol without a call: the session goes on elsewhere."""
+        self._protocol = None
+        self._lost = self._closing = True
 
     # -- what comes from the edge ------------------------------------------------------------------------------------
 

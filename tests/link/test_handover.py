@@ -1,0 +1,143 @@
+"""The clients of a member whose sessions one core hands over to the next."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from babelbus.config import TlsSettings
+from babelbus.link.edge import Edge
+from babelbus.link.transport import Absence, LinkedTransport
+from babelbus.listening.certificates import Certificates
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.certificates import Authority
+from tests.support.link import Linked, Session, until
+
+ID = "session"
+
+
+class Cluster:
+    """A member whose clients are served by a first core, and a second one."""
+
+    def __init__(self, authority: Authority | None) -> None:
+        tls = None
+        if authority is not None:
+            cert_file, key_file = authority.issue("server")
+            tls = Certificates(TlsSettings(str(cert_file), str(key_file))).make_tls("echo", True)
+        self.first, self.second = Linked(tls=tls), Linked(tls=tls)
+        self.context = None if authority is None else authority.client_context()
+        self.edge: Edge = self.first.make_edge("member", waiting_max=5, waiting_seconds=SAFETY_NET_SECONDS)
+
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Session]:
+        reader, writer = await self.first.dial(self.address, self.context)
+        return reader, writer, await self.first.session()
+
+    async def open(self) -> None:
+        await self.first.core.listen("127.0.0.1", 0)
+        await self.second.core.listen("127.0.0.1", 0)
+        self.address = await self.first.open(self.edge)
+        await self.first.link(self.edge, "tcp")
+
+    async def pause(self) -> None:
+        self.first.core.stop_accepting()
+        [link] = await self.first.core.pause_members(SAFETY_NET_SECONDS)
+        self.link = link
+
+    async def leave(self) -> None:
+        await self.first.core.close()
+        await until(lambda: not self.edge.is_connected)
+
+    def continue_session(self) -> Session:
+        """Let the second core continue the session."""
+        session = Session(self.second.door)
+        transport = LinkedTransport(Absence(), 0, session, {"peername": ("127.0.0.1", 1), "sockname": None})
+        session.connection_made(transport)
+        self.second.core.absent[ID] = transport
+        return session
+
+
+@contextlib.asynccontextmanager
+async def cluster(authority: Authority | None = None) -> AsyncIterator[Cluster]:
+    one = Cluster(authority)
+    await one.open()
+    try:
+        yield one
+    finally:
+        await one.edge.stop()
+        await one.first.close()
+        await one.second.close()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_client_goes_on_at_the_next_core_and_nothing_of_either_side_is_lost(tmp_path: Path, secure: bool) -> None:
+    async def test() -> None:
+        async with cluster(Authority(tmp_path) if secure else None) as both:
+            reader, writer, session = await both.dial()
+            writer.write(b"one ")
+            await until(lambda: session.received == b"one ")
+            await both.pause()
+            writer.write(b"two")
+            session.transport.write(b"last ")
+            both.link.hand_over(session.transport, ID)
+            following = both.continue_session()
+            following.transport.write(b"first ")
+            await both.leave()
+            assert (bytes(session.received), session.lost.done()) == (b"one ", False)
+            assert both.edge.connections == 1
+            await both.second.link(both.edge, "tcp")
+            assert await reader.readexactly(11) == b"last first "
+            await until(lambda: following.received == b"two")
+            assert following.transport.get_extra_info("edge") == "member"
+            following.transport.write(b"!")
+            assert await reader.readexactly(1) == b"!"
+            await until(lambda: following.transport.get_write_buffer_size() == 0)
+            writer.transport.abort()
+            assert await following.lost is None
+
+    asyncio.run(test())
+
+
+def test_a_client_whose_session_has_ended_meanwhile_is_closed() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            await both.pause()
+            both.link.hand_over(session.transport, ID)
+            both.continue_session().transport.abort()
+            await both.leave()
+            await both.second.link(both.edge, "tcp")
+            assert await reader.read() == b""
+            assert both.edge.connections == 0
+
+    asyncio.run(test())
+
+
+def test_a_session_ends_with_its_core_if_nobody_continues_it() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            await both.pause()
+            session.transport.close()
+            await both.leave()
+            assert await reader.read() == b""
+            assert both.edge.connections == 0
+
+    asyncio.run(test())
+
+
+def test_the_next_core_hears_of_a_client_that_left_while_it_waited() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            _, writer, session = await both.dial()
+            await both.pause()
+            both.link.hand_over(session.transport, ID)
+            await both.leave()
+            writer.transport.abort()
+            following = both.continue_session()
+            await both.second.link(both.edge, "tcp")
+            assert await following.lost is None
+            assert both.edge.connections == 0
+
+    asyncio.run(test())
