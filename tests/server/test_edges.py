@@ -47,7 +47,7 @@ def edge_of(live: LiveServer, caller: Caller) -> str:
     """The name of the edge that has the connection of a client."""
     address = "{}:{}".format(*caller.socket.getsockname())
     (connection,) = [one for one in live.connections if one.peer == address]
-    return str(connection._transport.get_extra_info("edge"))
+    return str(connection.transport.get_extra_info("edge"))
 
 
 def counted(live: LiveServer, name: str, **labels: str) -> float:
@@ -117,7 +117,7 @@ class Lines:
         self.client_id = self.next()["welcome"]["clientId"]
         address = "{}:{}".format(*self.socket.getsockname())
         (connection,) = [one for one in live.connections if one.peer == address]
-        self.edge = connection._transport.get_extra_info("edge")
+        self.edge = connection.transport.get_extra_info("edge")
 
     def next(self) -> Any:
         return json.loads(self._file.readline())

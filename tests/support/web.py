@@ -13,6 +13,7 @@ import msgspec
 from babelbus.wire.websocket import Decoder, Event, Message, encode_texts, upgrade
 from babelbus.wire.websocket.upgrade import check_upgrade_response, encode_upgrade_request, make_key
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.child import Child
 from tests.support.http import Response, ResponseDecoder, encode_request
 from tests.support.server import LiveServer
 
@@ -86,8 +87,9 @@ class Events:
 class Plain:
     """A socket to which anything can be said."""
 
-    def __init__(self, live: LiveServer, *, receive_bytes: int | None = None) -> None:
-        host, port = live.server.addresses["worterbuch"].rsplit(":", 1)
+    def __init__(self, live: LiveServer | Child, *, receive_bytes: int | None = None) -> None:
+        addresses = live.addresses if isinstance(live, Child) else live.server.addresses
+        host, port = addresses["worterbuch"].rsplit(":", 1)
         self.socket = socket.socket()
         self.socket.settimeout(SAFETY_NET_SECONDS)
         if receive_bytes is not None:
@@ -127,7 +129,7 @@ class WebSocket(Plain):
 
     def __init__(
         self,
-        live: LiveServer,
+        live: LiveServer | Child,
         path: str = "/ws",
         *,
         subprotocols: tuple[str, ...] = (),

@@ -12,6 +12,7 @@ from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.identities.guessing import Guessing
 from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.worterbuch.continuation import KeptSession
 from babelbus.protocols.worterbuch.gatekeeper import Gatekeeper, Names
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.lines import LineSession
@@ -59,6 +60,7 @@ class Talker:
         greeted: bool = True,
         bytes_max: int = BYTES_MAX,
         certificate: PeerCertificate | None = None,
+        kept: KeptSession | None = None,
     ) -> None:
         self.transport = Transport()
         self.outbox = Outbox(self.transport, bytes_max)
@@ -73,6 +75,7 @@ class Talker:
             endpoint=Endpoint(profile, symbols),
             transport_name=transport_name,
             address=address,
+            kept=kept,
         )
         self.session = self.lines.session
         self.id = self.session.client_id

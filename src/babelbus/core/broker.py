@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -146,8 +146,9 @@ class Broker(Catalog):
         checkpoint_bytes: int,
         transient: str,
         key_bytes_max: int = KEY_BYTES_MAX,
+        away: Iterable[str] = (),
     ) -> State:
-        """Open the state, kept by a topic with these settings and checkpoints in `folder`.
+        """Open the state, kept by a topic with these settings and checkpoints in `folder`; see `State.open`.
 
         Raises:
             StorageError: its log cannot be opened or read.
@@ -157,7 +158,7 @@ class Broker(Catalog):
         self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
         if hasattr(self, "gate"):
             self.state.rights_of = self._rights_of
-        self.state.open(self._topic_of_key)
+        self.state.open(self._topic_of_key, away)
         self._opened.append(self.state.close)
         self.history = History(topic)
         return self.state

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from babelbus.core.quotas import Quota, QuotaExceededError, Quotas
-from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
+from babelbus.errors import BabelbusError, PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.listening.certificates import read_peer_certificate
 from babelbus.listening.connections import ConnectionInfo, SubscriptionInfo
 from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
@@ -15,7 +15,7 @@ from babelbus.listening.transports import is_blocked
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.busy_poll import BusyPoll
-from babelbus.protocols.contract import LOST_RIGHT, Outbox, Session
+from babelbus.protocols.contract import LOST_RIGHT, Continuation, Outbox, Session
 from babelbus.units import KIB
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         """Set when the door let the connection in; with TLS that is before it begins."""
         self._door = door
         self._may_serve = door.crowd.may_serve
-        self._protocol = door.protocol
+        self.protocol = door.protocol
         self._make_session = make_session
         self._metrics = metrics
         self._connections = connections
@@ -80,20 +80,22 @@ class Connection(asyncio.Protocol):
         self._is_first = True
         """Whether nothing was received, so that a client may begin TLS where this listener does not speak it."""
         self._session: Session | None = None
+        self.stays = False
+        """Whether the session may go on at another server when this one stops."""
         self.address = "local"
         self.peer = "?"
 
     def connection_made(self, transport: Any) -> None:
         """Begin: the session may send first."""
-        self._transport = transport
+        self.transport = transport
         peer = transport.get_extra_info("peername")
         address = name_of(peer) if isinstance(peer, tuple) else None
         self.peer = name_of(peer)
         if address is not None:
             self.address = peer[0]
         # resume_writing comes when half of the bound is taken, not when all of it is.
-        self._transport.set_write_buffer_limits(high=self._bytes_max // 2, low=self._bytes_max // 4)
-        self._outbox = Outbox(self._transport, self._bytes_max)
+        self.transport.set_write_buffer_limits(high=self._bytes_max // 2, low=self._bytes_max // 4)
+        self._outbox = Outbox(self.transport, self._bytes_max)
         self._outbox.on_drained = self.room
         self._outbox.room_bytes = self._room_bytes
         self._outbox.peer = self.peer
@@ -110,12 +112,16 @@ class Connection(asyncio.Protocol):
         try:
             # A client that lost its leave goes at once, also if it does not read what was sent.
             self._session = self._make_session(self._outbox, self.abort, address)
+        except BabelbusError as error:
+            self._door.note(logging.INFO, self.peer, "begin", f"closing: {error}")
+            self.abort()
+            return
         except Exception:
             self._fail()
             return
         self._connections.add(self)
-        self._metrics.connections.labels(self._protocol).inc()
-        self._metrics.connections_total.labels(self._protocol).inc()
+        self._metrics.connections.labels(self.protocol).inc()
+        self._metrics.connections_total.labels(self.protocol).inc()
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._deadline = self._loop.call_later(self._door.handshake_seconds, self._check_handshake)
@@ -123,7 +129,7 @@ class Connection(asyncio.Protocol):
             self.place.finish_handshake()
 
     def _fail(self) -> None:
-        log.exception("%s %s: internal error, closing", self._protocol, self.peer)
+        log.exception("%s %s: internal error, closing", self.protocol, self.peer)
         self.abort()
 
     def _finish_handshake(self) -> None:
@@ -198,7 +204,7 @@ class Connection(asyncio.Protocol):
         """Count what came, and read later if that is more than the principal may send."""
         if self._unproved or self._session is None:  # known later, or lost
             return
-        name = session.principal or f"{self._protocol} {self.address}"
+        name = session.principal or f"{self.protocol} {self.address}"
         quota = self._quota
         if quota is None or quota.name != name:
             self._leave_quota()
@@ -211,11 +217,11 @@ class Connection(asyncio.Protocol):
             self._outbox.on_sent = self._charge_sent
         seconds = quota.publish.take(size_bytes)
         if seconds and self._rest is None:
-            self._quotas.count_rest(self._protocol, "publish", seconds)
+            self._quotas.count_rest(self.protocol, "publish", seconds)
             self._rest_for(seconds)
 
     def _rest_for(self, seconds: float) -> None:
-        self._transport.pause_reading()
+        self.transport.pause_reading()
         self._rest = self._loop.call_later(seconds, self._end_rest)
 
     def _end_rest(self) -> None:
@@ -224,15 +230,15 @@ class Connection(asyncio.Protocol):
         seconds = 0.0 if self._quota is None else self._quota.publish.take(0)
         if seconds:
             self._rest_for(seconds)
-        elif not (self._paused or self._ended or self._eof or self._transport.is_closing()):
-            self._transport.resume_reading()
+        elif not (self._paused or self._ended or self._eof or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _charge_sent(self, size_bytes: int) -> None:
         """Count what was sent, and send no more for a while if that is more than the principal may read."""
         seconds = 0.0 if self._quota is None else self._quota.read.take(size_bytes)
         if seconds and not self._outbox.resting:
             self._outbox.resting = True
-            self._quotas.count_rest(self._protocol, "read", seconds)
+            self._quotas.count_rest(self.protocol, "read", seconds)
             self._loop.call_later(seconds, self._end_sending_rest)
 
     def _end_sending_rest(self) -> None:
@@ -270,7 +276,7 @@ class Connection(asyncio.Protocol):
     def give_up(self, reason: str, text: str) -> None:
         """Drop the message that has not come whole, and close; not at once, because its session may be at work."""
         self._given_up = True
-        self._metrics.connections_refused_total.labels(self._protocol, reason).inc()
+        self._metrics.connections_refused_total.labels(self.protocol, reason).inc()
         self._loop.call_soon(self._refuse_unfinished, reason, text)
 
     def _refuse_unfinished(self, reason: str, text: str) -> None:
@@ -290,7 +296,7 @@ class Connection(asyncio.Protocol):
         except RemoteProtocolError as error:
             self._door.note(logging.INFO, self.peer, "protocol error", f"closing: {error}")
             if not self._given_up:
-                self._metrics.protocol_errors_total.labels(self._protocol).inc()
+                self._metrics.protocol_errors_total.labels(self.protocol).inc()
             self._finish()
             without_frames(error)
             return
@@ -306,7 +312,7 @@ class Connection(asyncio.Protocol):
         if full or session.busy or abs(done_bytes) >= TURN_BYTES:
             if not self._paused:
                 self._paused = True
-                self._transport.pause_reading()
+                self.transport.pause_reading()
             if not full:  # the peer took the answers at once: go on, after the other connections had their turn
                 self._loop.call_soon(self.room)
 
@@ -315,7 +321,7 @@ class Connection(asyncio.Protocol):
         self._ended = True
         self._outbox.release()
         if self._outbox.waiting:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         else:
             self.close()
 
@@ -334,8 +340,8 @@ class Connection(asyncio.Protocol):
         if self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
             self._run(session, session.resume)
-            if not (self._paused or self._ended or self._eof or self._rest is not None or self._transport.is_closing()):
-                self._transport.resume_reading()
+            if not (self._paused or self._ended or self._eof or self._rest is not None or self.transport.is_closing()):
+                self.transport.resume_reading()
         if self._eof and not self.busy:
             self.close()
 
@@ -352,22 +358,48 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Drop session and outbox: what the peer sent is free at once, without the cycle collector."""
+        session = self._release()
+        if session is not None:
+            session.close()
+            log.debug("%s %s: closed%s", self.protocol, self.peer, f": {error}" if error else "")
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the session, once nothing of it is under way."""
+        return self._session is not None and self._session.is_portable
+
+    def continuation(self) -> Continuation | None:
+        """Return what another server needs to continue the session; `None` if it cannot be continued now."""
+        session = self._session
+        if session is None or self._paused or self._eof or self._ended or self._given_up:
+            return None
+        if self._outbox.waiting or session.busy or session.unfinished_bytes:
+            return None
+        return session.continuation()
+
+    def leave(self) -> None:
+        """Release the client, whose session goes on at another server."""
+        session = self._release()
+        if session is not None:
+            session.leave()
+
+    def _release(self) -> Session | None:
+        """Return the session, which has no connection any more; `None` if it had none before."""
         self._outbox.close()
         session, self._session = self._session, None
         place, self.place = self.place, None
         if place is not None:
             place.leave()
         if session is None:
-            return
+            return None
         self._deadline.cancel()
         if self._rest is not None:
             self._rest.cancel()
         self._leave_quota()
         self._connections.discard(self)
         self._budget.hold(self, 0)
-        self._metrics.connections.labels(self._protocol).dec()
-        session.close()
-        log.debug("%s %s: closed%s", self._protocol, self.peer, f": {error}" if error else "")
+        self._metrics.connections.labels(self.protocol).dec()
+        return session
 
     @property
     def busy(self) -> bool:
@@ -399,9 +431,9 @@ class Connection(asyncio.Protocol):
             self._received_bytes,
             outbox.sent_bytes,
             outbox.size_bytes,
-            self._transport.get_extra_info("ssl_object") is not None or (session is not None and session.is_encrypted),
+            self.transport.get_extra_info("ssl_object") is not None or (session is not None and session.is_encrypted),
             [] if session is None else [SubscriptionInfo(*one) for one in session.subscriptions],
-            self._transport.get_extra_info("edge"),
+            self.transport.get_extra_info("edge"),
         )
 
     def access_changed(self) -> None:
@@ -415,14 +447,14 @@ class Connection(asyncio.Protocol):
     def drain(self) -> None:
         """Read no more requests; requests that came are answered, and no request waits longer for events."""
         self._eof = True
-        self._transport.pause_reading()
+        self.transport.pause_reading()
         if self._session is not None:
             self._session.end_waits()
 
     def close(self) -> None:
         """Close once what was written is sent."""
-        self._transport.close()
+        self.transport.close()
 
     def abort(self) -> None:
         """Close at once."""
-        self._transport.abort()
+        self.transport.abort()

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from babelbus.core.receipt import Promise
 from babelbus.listening.certificates import PeerCertificate
+from babelbus.wire.contract import Continuation as Continuation
 from babelbus.wire.contract import Session as Session
 
 LOST_RIGHT = "it lost a right while it did not take what was sent"

@@ -160,6 +160,16 @@ class Listeners:
             busy_poll=self._busy_poll,
         )
 
+    def continue_client(self, transport: asyncio.Transport, make_session: MakeSession) -> None:
+        """Connect a client whose session another server has begun."""
+        connection = self._connect(make_session)()
+        if transport.get_extra_info("ssl_object") is not None:  # such a client has its place before it begins
+            connection.place = self._door.enter(transport)
+            if connection.place is None:
+                return
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+
     def tick(self, seconds: float, do: Callable[[], None]) -> None:
         """Call `do` every so many seconds, until `stop`."""
 

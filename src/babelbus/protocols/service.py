@@ -1,7 +1,8 @@
 """The shape that every protocol has for the server: built from one context, started, drained and closed."""
 
+import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from babelbus.listening.entrances import Entrances
 from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
 from babelbus.protocols.budget import Budget
+from babelbus.protocols.connection import Connection
 from babelbus.protocols.listeners import Listeners
 from babelbus.storage.files import FileSystem
 
@@ -82,6 +84,15 @@ class ServiceContext(msgspec.Struct, frozen=True):
 
 CONF_NAME = "conf"
 SERVER_KEY_NAME = "server_key"
+
+
+class Continued(msgspec.Struct, frozen=True):
+    """A session that another server has begun."""
+
+    content: bytes
+    """The content of its `Continuation`."""
+    transport: asyncio.Transport
+    """Keeps what is sent until the client comes."""
 
 
 class Service(Protocol):
@@ -172,11 +183,25 @@ class StreamService:
         """The open connections."""
         return self.listeners.connections
 
+    async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
+        """Return none: sessions of this protocol end with their server."""
+        return set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether connections are open whose sessions go on nowhere else."""
+        return bool(self._ending)
+
     async def drain(self) -> None:
         """Close the listeners and read no more requests; requests that came are answered."""
         await self.listeners.stop()
-        for connection in list(self.listeners.connections):
+        for connection in self._ending:
             connection.drain()
+
+    @property
+    def _ending(self) -> list[Connection]:
+        """The connections whose sessions go on nowhere else."""
+        return [connection for connection in self.listeners.connections if not connection.stays]
 
     @property
     def unsent(self) -> bool:
@@ -185,10 +210,10 @@ class StreamService:
 
     def close(self) -> None:
         """Close all connections as soon as what was written to them is sent."""
-        for connection in self.listeners.connections:
+        for connection in self._ending:
             connection.close()
 
     def abort(self) -> None:
         """Close all connections at once."""
-        for connection in self.listeners.connections:
+        for connection in self._ending:
             connection.abort()

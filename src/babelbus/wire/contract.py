@@ -1,7 +1,7 @@
 """A session as its connection sees it, and the connection as sessions of HTTP and WebSocket send through it."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from babelbus.errors import RemoteProtocolError
 
@@ -22,6 +22,15 @@ class Outbox(Protocol):
 
     def answer(self, encode: Callable[[], bytes], weight: int = 0) -> None:
         """Send the bytes that `encode` returns, behind all earlier answers; `weight` of them count for the bound."""
+
+
+class Continuation(NamedTuple):
+    """The part of a session that another server needs to continue it."""
+
+    owner: str
+    """The name of the client as the owner of its testament and its locks."""
+    content: bytes
+    """In the form of the protocol."""
 
 
 class Session(Protocol):
@@ -83,6 +92,23 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release everything that the session holds: the connection is gone."""
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the session, once nothing of it is under way."""
+        return False
+
+    def continuation(self) -> Continuation | None:
+        """Return what another server needs to continue the session; `None` if no other can.
+
+        No request of the client is unfinished and no answer outstanding. Everything that the client is to hear of this
+        server is sent.
+        """
+        return None
+
+    def leave(self) -> None:
+        """Release everything that the session holds, without an end: another server continues it."""
+        self.close()
 
     def release(self) -> None:
         """Resume deliveries: the outbox may have room again."""

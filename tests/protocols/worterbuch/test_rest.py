@@ -727,7 +727,7 @@ async def test_a_client_that_sends_much_lets_others_have_their_turn() -> None:
         door.send(get_of("/info"))
         await door.read(1)
         (connection,) = door.connections
-        transport = connection._transport
+        transport = connection.transport
 
         def is_read_on(data: bytes) -> bool:
             connection.data_received(data)

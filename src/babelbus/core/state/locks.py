@@ -48,6 +48,14 @@ class Locks:
         """Return the keys that an owner holds or waits for."""
         return tuple(self._keys.get(owner, ()))
 
+    def waits(self, owner: Hashable) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Return each key that an owner waits for, its place in the queue, and the numbers of its waits."""
+        return [
+            (key, list(queue).index(owner), tuple(queue[owner]))
+            for key in self.keys(owner)
+            if owner in (queue := self._queues.get(key, {}))
+        ]
+
     def held(self) -> list[str]:
         """Return the keys of all locks that somebody holds."""
         return list(self._holders)

@@ -8,13 +8,13 @@ refuses, the changes are taken back.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 
 import msgspec
 
 from babelbus.core.access import Action, Rights
-from babelbus.core.receipt import DONE, Promise
+from babelbus.core.receipt import DONE, Promise, settled
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
 from babelbus.core.state.log import Change, Commit, Entry, Kept, Kind, StateLog, parts_of
@@ -104,31 +104,34 @@ class State:
         self._last = DONE
         self.rights_of: Callable[[str], Rights | None] = lambda principal: None
         """Returns the rights of the principal of a testament; `None` while the gate is off."""
+        self.away: frozenset[str] = frozenset()
+        """Owners whose sessions go on at the next server, or have not begun here again: their testaments wait."""
         self.locks = Locks()
         self.watches = Watches()
         self.listeners: list[Listener] = []
         self.watches_children = False
         """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
 
-    def open(self, topic_of: Callable[[str], Topic | None] = lambda key: None) -> None:
+    def open(self, topic_of: Callable[[str], Topic | None] = lambda key: None, away: Iterable[str] = ()) -> None:
         """Load what the log has, and execute the testaments of the clients that went with the last server.
+
+        Clients that are `away` have sessions that go on here: see `call_back`.
 
         Topics that record a key, as `topic_of` tells, get the changes that a crash has kept from them.
 
         Raises:
             StorageError: the log cannot be read.
         """
+        self.away = frozenset(away)
         self._load()
         missing = missing_keys(self._log.changed_last(), self.find, topic_of)
         if missing:
             log.info("state: publishing %d values that a crash has kept from their topics", len(missing))
             self._correct_topics(missing)
-        left = dict(self._testaments)
-        for owner in left:
-            self.execute(owner)
+        left = self._left()
+        self._execute_all(left)
         if left:
             log.info("state: executed the testaments of %d clients of the last run", len(left))
-            self.commit("testament").when_done(_note_not_executed)
 
     def _load(self) -> None:
         loaded = self._log.load()
@@ -387,6 +390,26 @@ class State:
         for _ in self._execute(owner):
             pass
 
+    def _left(self) -> list[str]:
+        return [owner for owner in self._testaments if owner not in self.away]
+
+    def _execute_all(self, owners: Iterable[str]) -> Promise:
+        for owner in owners:
+            self.execute(owner)
+        committed = self.commit("testament")
+        committed.when_done(_note_not_executed)
+        return committed
+
+    async def hand_over(self, away: Iterable[str]) -> None:
+        """Run the testaments of all owners but those that are `away`, and wait until what changed is told."""
+        self.away = frozenset(away)
+        await settled([self._execute_all(self._left())])
+
+    def call_back(self, present: Collection[str]) -> None:
+        """Run the testaments of the owners that were away and are not `present`."""
+        missing, self.away = self.away - set(present), frozenset()
+        self._execute_all(owner for owner in list(self._testaments) if owner in missing)
+
     def execute_in_turns(self, owner: str, source: str, then: Callable[[], None]) -> None:
         """Run the testament of `owner` as `execute` does, then call `then`, which commits.
 
@@ -576,9 +599,7 @@ class State:
 
     async def close(self) -> None:
         """Run the testaments that are left, commit, and write a checkpoint so that the next start is fast."""
-        for owner in list(self._testaments):
-            self.execute(owner)
-        self.commit("testament").when_done(_note_not_executed)
+        self._execute_all(self._left())
         await self._log.close(self._values, self._testaments)
 
 

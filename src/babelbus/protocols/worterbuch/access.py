@@ -104,6 +104,20 @@ class Access:
             raise FinalRefusalError(ErrorCode.AUTHORIZATION_FAILED, "wrong token")
         self.locked = False
 
+    def restore(self, privileges: Privileges | None, *, locked: bool) -> None:
+        """Set what the client has proved to another server of this cluster.
+
+        Raises:
+            UnauthorizedError: the principal is not known any more.
+        """
+        self.privileges, self.locked = privileges, locked
+        if privileges is not None:
+            self.name, self.ends_seconds = privileges.principal, privileges.ends_seconds
+            self.source = f"{PROTOCOL}:{self.name if self._keeper.enforcing else privileges.name}"
+            self._ask()
+        if not self.refresh():
+            raise UnauthorizedError("the principal of the client is gone")
+
     def refresh(self) -> bool:
         """Read the rights again; return whether the client is still who it was."""
         keeper = self._keeper

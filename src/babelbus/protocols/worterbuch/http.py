@@ -321,6 +321,12 @@ class WebSession(HttpSession):
         elif now - self._idle_since >= IDLE_SECONDS:
             self._close()
 
+    def leave(self) -> None:
+        """Release the client: another server continues its WebSocket."""
+        self._hub.ticking.pop(self, None)
+        if self._successor is not None:
+            self._successor.leave()
+
     def close(self) -> None:
         """End the session: the connection is gone."""
         self._hub.ticking.pop(self, None)

@@ -139,6 +139,10 @@ class Hub:
             self.show(f"{path}/connectedSince", timestamp_text(self.clock.now_ms()))
         self.commit()
 
+    def forget(self, session: Peer) -> None:
+        """Remove a client whose session goes on at another server: nothing of it ends."""
+        self.clients.pop(session.client_id, None)
+
     def leave(self, session: Peer) -> None:
         """Remove a client that is gone, in the order of section 9.3."""
         client_id = session.client_id

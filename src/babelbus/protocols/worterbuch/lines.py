@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.worterbuch.codec import LineDecoder
+from babelbus.protocols.worterbuch.continuation import KeptSession
 from babelbus.protocols.worterbuch.errors import ErrorCode, MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
@@ -39,6 +40,7 @@ class LineSession(Carrier, contract.Session):
         endpoint: Endpoint,
         transport_name: str,
         address: str | None,
+        kept: KeptSession | None = None,
     ) -> None:
         self._decoder = LineDecoder(line_bytes_max=hub.settings.message_bytes_max)
         self._waiting: list[ClientMessage] = []
@@ -51,8 +53,10 @@ class LineSession(Carrier, contract.Session):
             transport_name=transport_name,
             address=address,
             certificate=outbox.peer_certificate,
+            kept=kept,
         )
-        self.session.open()
+        if kept is None:
+            self.session.open()
 
     def receive_data(self, data: bytes) -> None:
         """Receive the bytes of one read, and handle the messages that are complete.

@@ -151,8 +151,9 @@ class Peer(ABC):
         *,
         transport_name: str,
         address: str | None,
+        client_id: str = "",
     ) -> None:
-        self.client_id = str(uuid.uuid4())
+        self.client_id = client_id or str(uuid.uuid4())
         self.transport_name = transport_name
         self.address = address
         self.subscribers: dict[int, Subscriber] = {}

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 from babelbus import __version__
 from babelbus.core.access import AccessRefusedError
 from babelbus.core.quotas import QuotaExceededError
-from babelbus.core.state import Change, NoSuchKeyError
-from babelbus.errors import RemoteProtocolError
+from babelbus.core.state import Change, NoSuchKeyError, subscription_pattern
+from babelbus.errors import BabelbusError, RemoteProtocolError
 from babelbus.listening.certificates import PeerCertificate
-from babelbus.protocols.contract import Sender
+from babelbus.protocols.contract import Continuation, Sender
 from babelbus.protocols.worterbuch import messages as m
-from babelbus.protocols.worterbuch.access import Access
+from babelbus.protocols.worterbuch.access import OWN_KEYS, Access
 from babelbus.protocols.worterbuch.answers import Answers
 from babelbus.protocols.worterbuch.codec import (
     AUTHENTICATED,
@@ -26,6 +26,13 @@ from babelbus.protocols.worterbuch.codec import (
     encode_ls,
     encode_welcome,
 )
+from babelbus.protocols.worterbuch.continuation import (
+    KeptNames,
+    KeptSession,
+    KeptSubscription,
+    KeptWait,
+    encode_session,
+)
 from babelbus.protocols.worterbuch.errors import (
     ErrorCode,
     FinalRefusalError,
@@ -34,6 +41,7 @@ from babelbus.protocols.worterbuch.errors import (
     UnauthorizedError,
 )
 from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import SYS
 from babelbus.protocols.worterbuch.peer import Framing, Peer, Subscriber
 from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Greeting, Profile, choose_handshake, for_major
 from babelbus.protocols.worterbuch.subscriptions import SubscriptionRequests
@@ -43,6 +51,7 @@ from babelbus.protocols.worterbuch.tree import TreeRequests
 
 KEEPALIVE_TEXT = b'""'
 KEEPALIVE_TICKS_MAX = 5
+PROTOCOL_VERSION = "protocolVersion"
 
 
 class Session(Peer):
@@ -59,7 +68,9 @@ class Session(Peer):
         transport_name: str,
         address: str | None,
         certificate: PeerCertificate | None = None,
+        kept: KeptSession | None = None,
     ) -> None:
+        """Begin a session, or continue one that another server has `kept`."""
         super().__init__(
             hub.settings,
             hub.drop,
@@ -67,6 +78,7 @@ class Session(Peer):
             close,
             transport_name=transport_name,
             address=address,
+            client_id="" if kept is None else kept.client_id,
         )
         self._hub = hub
         self.framing = framing
@@ -97,6 +109,12 @@ class Session(Peer):
             **m.handlers_of(subscriptions),
         }
         hub.join(self)
+        if kept is not None:
+            try:
+                self._continue(kept)
+            except BabelbusError:
+                self.close()
+                raise
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -117,14 +135,97 @@ class Session(Peer):
 
     def close(self) -> None:
         """End the session: the connection is gone."""
+        self._release(self._hub.leave)
+
+    def leave(self) -> None:
+        """Release the client: another server continues its session."""
+        self._release(self._hub.forget)
+
+    def _release(self, end: Callable[[Peer], None]) -> None:
         if not self._handlers:  # closed before
             return
         self._over = True
         if self._greeting is not None:
             self._greeting.cancel()
-        self._hub.leave(self)
+        end(self)
         self._handlers.clear()  # handlers and answers hold the session: without them reference counting frees it
         del self._answers
+
+    # -- from one server to the next ---------------------------------------------------------------------------------
+
+    def continuation(self) -> Continuation | None:
+        """Return what another server needs to continue the session; what was collected for the client is sent."""
+        if self._greeting is not None:
+            return None
+        for subscriber in self.subscribers.values():
+            subscriber.send_pending()
+        self.flush()
+        locks, shown = self._state.locks, f"{SYS}/clients/{self.client_id}"
+        kept = KeptSession(
+            client_id=self.client_id,
+            transport_name=self.transport_name,
+            profile=self.profile.name,
+            symbols=self._translator.symbols,
+            privileges=self.access.privileges,
+            locked=self.access.locked,
+            greeted=self._greeted,
+            sends_keepalives=self._silent_ticks >= 0,
+            subscriptions=[
+                KeptSubscription(number, one.subject or "", one.pattern, one.unique, one.aggregate_ms)
+                for number, one in self.subscribers.items()
+            ],
+            names=[KeptNames(number, one.subject, one.names) for number, one in self.ls_subscribers.items()],
+            shown=[
+                (name, value)
+                for name in (*OWN_KEYS, PROTOCOL_VERSION)
+                if (value := self._state.find(f"{shown}/{name}")) is not None
+            ],
+            locks=[key for key in locks.keys(self.client_id) if locks.holder(key) == self.client_id],
+            waits=[KeptWait(*wait) for wait in locks.waits(self.client_id)],
+        )
+        return Continuation(self.client_id, encode_session(kept))
+
+    def _continue(self, kept: KeptSession) -> None:
+        """Continue a session; the caller lets it wait for its locks again when all clients have theirs.
+
+        Raises:
+            BabelbusError: the principal of the client is gone, or has other rights now.
+        """
+        hub, access = self._hub, self.access
+        access.restore(kept.privileges, locked=kept.locked)
+        self._translator.settle(access.identity.root)
+        self._greeted = kept.greeted
+        self._silent_ticks = 0 if kept.sends_keepalives else -1
+        for name, value in kept.shown:
+            self._state.put(f"{SYS}/clients/{self.client_id}/{name}", value)
+        for key in kept.locks:
+            access.state.locks.lock(key, self.client_id)
+        for one in kept.subscriptions:
+            subscriber = Subscriber(
+                self,
+                one.transaction_id,
+                one.subject,
+                unique=one.unique,
+                pattern=one.pattern,
+                aggregate_ms=one.aggregate_ms,
+            )
+            hub.subscribe(subscriber, subscription_pattern(one.subject))
+            subscriber.since = self._state.commit_number
+            self.subscribers[one.transaction_id] = subscriber
+            hub.show_subscription(subscriber)
+        for names in kept.names:
+            subscriber = self.ls_subscribers[names.transaction_id] = Subscriber(
+                self, names.transaction_id, names.parent
+            )
+            subscriber.names = names.names
+            hub.subscribe_ls(subscriber)
+        hub.commit()
+
+    def wait_again(self, wait: KeptWait) -> None:
+        """Wait for a lock at the end of its queue, or take it if it is free by now."""
+        for number in wait.waits:
+            if self.access.state.locks.acquire(wait.key, self.client_id, number):
+                self.send_granted((number,))
 
     def tick(self) -> None:
         """Send and expect the keepalives of profiles that have them (section 13.1); called every second."""
@@ -288,7 +389,7 @@ class Session(Peer):
             raise FinalRefusalError(ErrorCode.PROTOCOL_NEGOTIATION_FAILED, f"no version {message.version}")
         self._use(profile)
         if self._hub.settings.extended_monitoring:
-            self._hub.show(f"clients/{self.client_id}/protocolVersion", message.version)
+            self._hub.show(f"clients/{self.client_id}/{PROTOCOL_VERSION}", message.version)
         return encode_ack(0)
 
     def _use(self, profile: Profile) -> None:
@@ -347,6 +448,19 @@ class Carrier:
     def established(self) -> bool:
         """Whether the client has proved its rights, if a token is needed."""
         return self.session.established
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the session."""
+        return True
+
+    def continuation(self) -> Continuation | None:
+        """Return what another server needs to continue the session."""
+        return self.session.continuation()
+
+    def leave(self) -> None:
+        """Release the client: another server continues its session."""
+        self.session.leave()
 
     @property
     def subscriptions(self) -> list[tuple[str, bool]]:

@@ -6,6 +6,7 @@ from babelbus.core.receipt import Promise
 from babelbus.errors import PeerLeavesError, RemoteProtocolError
 from babelbus.protocols.contract import Encode, Outbox
 from babelbus.protocols.worterbuch.codec import decode_chunk, decode_messages
+from babelbus.protocols.worterbuch.continuation import KeptSession
 from babelbus.protocols.worterbuch.errors import MalformedMessageError
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.messages import ClientMessage
@@ -95,6 +96,7 @@ class SocketSession(Carrier, WebSocketSession):
         endpoint: Endpoint,
         address: str | None,
         deflate: Deflate | None = None,
+        kept: KeptSession | None = None,
     ) -> None:
         super().__init__(
             outbox,
@@ -106,6 +108,7 @@ class SocketSession(Carrier, WebSocketSession):
             ),
         )
         self._waiting: list[ClientMessage] = []
+        self._deflates = deflate is not None
         self.session = Session(
             hub,
             outbox if deflate is None else DeflatingSender(outbox, deflate),
@@ -115,8 +118,15 @@ class SocketSession(Carrier, WebSocketSession):
             transport_name="WS",
             address=address,
             certificate=outbox.peer_certificate,
+            kept=kept,
         )
-        self.session.open()
+        if kept is None:
+            self.session.open()
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the session: a compressor remembers too much."""
+        return not self._deflates
 
     def take(self, texts: list[bytes]) -> None:
         """Read the messages.

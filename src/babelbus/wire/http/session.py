@@ -9,7 +9,7 @@ from collections import deque
 
 from babelbus.errors import PeerLeavesError, RemoteProtocolError, without_frames
 from babelbus.wire.browsers import BrowserGuard, Refusal
-from babelbus.wire.contract import Outbox, Session
+from babelbus.wire.contract import Continuation, Outbox, Session
 from babelbus.wire.http.decoder import RequestDecoder
 from babelbus.wire.http.fields import HttpError
 from babelbus.wire.http.request import Request, RequestRun
@@ -167,6 +167,15 @@ class HttpSession(Session, ABC):
             return
         self._decoder.fail(HttpError(503, text, [("retry-after", "1")]) if later else HttpError(413, text))
         self.resume()
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether the successor is: a connection for requests is made anew."""
+        return self._successor is not None and self._successor.is_portable
+
+    def continuation(self) -> Continuation | None:
+        """Return that of the successor."""
+        return None if self._successor is None else self._successor.continuation()
 
     def close(self) -> None:
         """Handle the end of the connection."""

@@ -1,0 +1,189 @@
+"""Sessions that go on at another server: a scripted client of one hub, then of the next."""
+
+import asyncio
+
+import pytest
+
+from babelbus.errors import BabelbusError
+from babelbus.listening.certificates import PeerCertificate
+from babelbus.protocols.worterbuch.continuation import KeptSession, decode_session
+from babelbus.protocols.worterbuch.hub import Hub
+from babelbus.protocols.worterbuch.names import Symbols
+from babelbus.protocols.worterbuch.profiles import PROFILES, Endpoint
+from tests.protocols.worterbuch.test_session_access import authorize
+from tests.support.bus import in_loop
+from tests.support.web import SECRET
+from tests.support.worterbuch import (
+    Talker,
+    ack,
+    delete,
+    get,
+    make_hub,
+    named,
+    names,
+    pstate,
+    pstate_deleted,
+    psubscribe,
+    put,
+    state,
+    subscribe,
+    unsubscribe,
+)
+
+
+def kept(talker: Talker) -> KeptSession:
+    """Hand over the session of a client."""
+    continuation = talker.lines.continuation()
+    assert continuation is not None
+    assert continuation.owner == talker.id
+    talker.outbox.close()
+    talker.lines.leave()
+    return decode_session(continuation.content)
+
+
+def go_on(hub: Hub, session: KeptSession, **options: object) -> Talker:
+    """Continue a session at another hub; it sends nothing of itself."""
+    endpoint = Endpoint(PROFILES[session.profile], session.symbols)
+    talker = Talker(hub, kept=session, profile=endpoint.profile, symbols=endpoint.symbols, greeted=False, **options)  # type: ignore[arg-type]
+    assert talker.heard() == []
+    return talker
+
+
+@in_loop
+async def test_every_kind_of_subscription_goes_on() -> None:
+    _, first = make_hub()
+    before = Talker(first)
+    before.ask(put(1, "a/b", 1), put(2, "a/c", 1))
+    before.ask(
+        subscribe(3, "a/b", liveOnly=True),
+        subscribe(4, "a/b", unique=True, liveOnly=True),
+        psubscribe(5, "a/?", liveOnly=True),
+        {"subscribeLs": {"transactionId": 6, "parent": "a"}},
+        subscribe(7, "gone"),
+    )
+    before.ask(unsubscribe(7))
+    session = kept(before)
+    assert before.id not in first.clients
+
+    _, second = make_hub()
+    second.state.put("a/b", b"1")
+    after = go_on(second, session)
+    assert after.id == before.id
+    other = Talker(second)
+    other.say(put(1, "a/b", 1), put(2, "a/b", 2), delete(3, "a/b"), put(4, "gone", 1))
+    heard = after.heard()
+    assert [one for one in heard if one.get("state", {}).get("transactionId") == 3] == [
+        state(3, 1),
+        state(3, 2),
+        {"state": {"transactionId": 3, "deleted": 2}},
+    ]
+    assert [one for one in heard if one.get("state", {}).get("transactionId") == 4] == [
+        state(4, 2),
+        {"state": {"transactionId": 4, "deleted": 2}},
+    ]
+    patterns = [one for one in heard if "pState" in one]
+    assert patterns[-1] == pstate_deleted(5, "a/?", {"a/b": 2})
+    assert names(6) in heard
+    assert after.one(unsubscribe(5)) == ack(5)
+    other.say(put(5, "a/z", 1))
+    assert after.heard() == [names(6, "z")]
+
+
+@in_loop
+async def test_what_was_collected_for_a_client_is_sent_before_it_goes_on() -> None:
+    _, first = make_hub()
+    before = Talker(first)
+    before.ask(psubscribe(1, "a/#", aggregateEvents=3_600_000, liveOnly=True))
+    Talker(first).say(put(1, "a/b", 1))
+    assert before.heard() == []
+    session = kept(before)
+    assert before.heard() == [pstate(1, "a/#", {"a/b": 1})]
+    assert session.subscriptions[0].aggregate_ms == 3_600_000
+
+
+@in_loop
+async def test_locks_are_held_from_the_first_moment_and_their_queues_keep_their_order() -> None:
+    _, first = make_hub()
+    owner, one, two = Talker(first), Talker(first), Talker(first)
+    assert owner.one(named("lock", 1, "job")) == ack(1)
+    one.say(named("acquireLock", 2, "job"))
+    two.say(named("acquireLock", 3, "job"))
+    sessions = [kept(talker) for talker in (two, one, owner)]
+
+    _, second = make_hub()
+    after = {session.client_id: go_on(second, session) for session in sessions}
+    waits = [(wait, session.client_id) for session in sessions for wait in session.waits]
+    waits.sort(key=lambda pair: pair[0].place)
+    for wait, client_id in waits:
+        after[client_id].session.wait_again(wait)
+    assert Talker(second).code(named("lock", 9, "job")) is not None
+    after[owner.id].ask(named("releaseLock", 4, "job"))
+    assert (after[one.id].heard(), after[two.id].heard()) == ([ack(2)], [])
+    after[one.id].leave()
+    await asyncio.sleep(0)
+    assert after[two.id].heard() == [ack(3)]
+
+
+@in_loop
+async def test_a_wait_for_a_lock_whose_holder_is_gone_ends_with_the_lock() -> None:
+    _, first = make_hub()
+    owner, waiter = Talker(first), Talker(first)
+    owner.ask(named("lock", 1, "job"))
+    waiter.say(named("acquireLock", 2, "job"))
+    session = kept(waiter)
+    _, second = make_hub()
+    after = go_on(second, session)
+    after.session.wait_again(session.waits[0])
+    assert after.heard() == [ack(2)]
+    assert second.state.locks.holder("job") == waiter.id
+
+
+@in_loop
+async def test_the_token_of_a_client_holds_at_the_next_server_and_a_missing_one_is_still_missing() -> None:
+    _, first = make_hub(key=SECRET)
+    proved, stranger = Talker(first), Talker(first)
+    proved.ask(authorize(read=["mine/#"], write=["mine/#"]))
+    sessions = [kept(proved), kept(stranger)]
+    _, second = make_hub(key=SECRET)
+    after, still = (go_on(second, session) for session in sessions)
+    assert after.one(put(1, "mine/a", 1)) == ack(1)
+    assert after.code(put(2, "other", 1)) is not None
+    assert still.code(get(3, "mine/a")) is not None
+    assert still.ended is not None
+
+
+@in_loop
+async def test_dialect_symbols_and_what_a_client_shows_go_on() -> None:
+    _, first = make_hub()
+    symbols = Symbols(".", "*", ">")
+    before = Talker(first, profile=PROFILES["0.10"], symbols=symbols)
+    will = f"$SYS/clients/{before.id}/lastWill".replace("/", ".")
+    assert before.one(put(1, will, [{"key": "left", "value": 1}])) == ack(1)
+    before.ask(psubscribe(2, "a.*", liveOnly=True))
+    session = kept(before)
+    _, second = make_hub()
+    after = go_on(second, session)
+    second.state.put("a/b", b"1")
+    second.commit()
+    assert after.heard() == [pstate(2, "a.*", {"a.b": 1})]
+    assert second.state.find(f"$SYS/clients/{before.id}/lastWill") == b'[{"key": "left", "value": 1}]'
+
+
+@in_loop
+async def test_a_client_whose_principal_is_gone_does_not_go_on() -> None:
+    certificate = PeerCertificate((), ("device",), (), "f")
+    known: set[str] = {"device"}
+    _, first = make_hub(by_names=lambda names: "device" if known else None)
+    session = kept(Talker(first, certificate=certificate))
+    _, second = make_hub(access="enforce", by_names=lambda names: "device")
+    with pytest.raises(BabelbusError):
+        Talker(second, kept=session, certificate=certificate, greeted=False)
+    assert second.clients == {}
+
+
+@in_loop
+async def test_a_session_that_has_not_begun_does_not_go_on() -> None:
+    _, hub = make_hub(handshake_wait_seconds=60.0)
+    talker = Talker(hub, greeted=False)
+    assert talker.lines.continuation() is None
+    talker.leave()
