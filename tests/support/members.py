@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 
-from babelbus.config import AdminSettings, ClusterSettings, Config, JebpSettings, JetstreamSettings, TopicDefaults
+from babelbus.config import (
+    AdminSettings,
+    ClusterSettings,
+    Config,
+    JebpSettings,
+    JetstreamSettings,
+    TopicDefaults,
+    WorterbuchSettings,
+)
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.identity import Identity
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -44,7 +52,12 @@ class Party:
     def config(self, name: str, url: str | None = None) -> Config:
         ports = self._ports.setdefault(name, free_ports(3))
         return msgspec.structs.replace(
-            configure(self.folder / name, jebp=JebpSettings(port=ports[0]), topics=TopicDefaults(engine="jetstream")),
+            configure(
+                self.folder / name,
+                jebp=JebpSettings(port=ports[0]),
+                topics=TopicDefaults(engine="jetstream"),
+                worterbuch=WorterbuchSettings(port=0, tcp_port=0, deflate=True),
+            ),
             admin=AdminSettings(port=ports[1]),
             jetstream=JetstreamSettings(
                 url or self._url, prefix=self.prefix, replicas=1, shards=2, lease_seconds=self._lease_seconds

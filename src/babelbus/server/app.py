@@ -48,8 +48,10 @@ from babelbus.web.history import History
 from babelbus.web.token import ensure_token
 
 if TYPE_CHECKING:
+    from babelbus.link.client import Client
     from babelbus.link.core import CoreEnd
     from babelbus.server.edges import Edges
+    from babelbus.server.handover import Handover
     from babelbus.storage.jetstream import Ownership
     from babelbus.web.clients import ClientLine
     from babelbus.web.cluster import Cluster
@@ -112,6 +114,10 @@ class Server:
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
         self._core_end: CoreEnd | None = None
         self._edges: Edges | None = None
+        self._handover: Handover | None = None
+        """There in a cluster whose members change."""
+        self.released: list[Client] = []
+        """Clients of this server whose sessions go on at the next owner, when it has stopped."""
         self._cleaner: asyncio.Task[None] | None = None
         self._watch = LoopWatch(self.metrics, self.clock)
         self.history: History | None = None
@@ -202,6 +208,10 @@ class Server:
         if self.config.admin.enabled:
             ensure_token(self.folder)
         keys.keep_all()
+        if self.cluster is not None and ownership.lease is not None:
+            from babelbus.server.handover import Handover
+
+            self._handover = Handover(self._files, self.folder, ownership.lease.held.epoch)
         log.info("this member owns the data of the cluster now (jetstream.prefix %s)", self.config.jetstream.prefix)
 
     def _close_folder_to_others(self) -> None:
@@ -242,6 +252,7 @@ class Server:
         removed = set(self.broker.open(listed).values())
         await self._open_gate(own_engine)
         state = self.config.state
+        away = [] if self._handover is None else await self._handover.read()
         self.broker.open_state(
             self._files,
             os.path.join(self.folder, STATE_NAME),
@@ -255,6 +266,7 @@ class Server:
             checkpoint_bytes=state.checkpoint_bytes,
             transient=TRANSIENT_KEYS,
             key_bytes_max=state.key_bytes_max,
+            away=away,
         )
         self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
@@ -392,9 +404,12 @@ class Server:
         )
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
-                service = self.services[name] = make_service(context)
-                await service.start()
-                self.addresses |= service.addresses
+                self.services[name] = make_service(context)
+        if self._handover is not None:
+            await self._handover.go_on(self.services, self.core_end, self.broker)
+        for service in self.services.values():
+            await service.start()
+            self.addresses |= service.addresses
         if self.config.admin.enabled:
             self.addresses["admin"] = await self.administration.listen(context)
             self.admin_tls = self.administration.is_tls
@@ -495,8 +510,11 @@ class Server:
         elif cleaning.result():
             log.info("cleaning freed %d bytes", cleaning.result())
 
-    async def stop(self) -> None:
-        """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close."""
+    async def stop(self, *, goes_on: bool = False) -> None:
+        """Stop: no new connections, answer what was asked within `drain_seconds`, flush, close.
+
+        If the process `goes_on` as a member of its cluster, sessions of its own clients can go on, too.
+        """
         self.stopping = True
         self._watch.stop()
         if self.history is not None:
@@ -511,6 +529,8 @@ class Server:
             await self._edges.leave()
         if self._core_end is not None:
             self._core_end.stop_accepting()
+        if self._handover is not None:
+            await self._handover.begin(services, self.core_end, goes_on=goes_on)
         for service in services:
             await service.drain()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
@@ -518,6 +538,8 @@ class Server:
             await asyncio.sleep(DRAIN_STEP_SECONDS)
         for service in services:
             service.close()
+        if self._handover is not None:
+            self.released = await self._handover.end(services, self.broker)
         if hasattr(self, "broker"):
             await self.broker.close()
         for service in services:

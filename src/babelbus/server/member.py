@@ -360,7 +360,8 @@ class Member:
             if letting_in is not None:
                 letting_in.cancel()
             if is_started:
-                await server.stop()
+                await server.stop(goes_on=not stopping.done())
+            waiting = [*await edge.release(), *server.released]
             await edge.stop()
             self._core = None
             server.entrances.close()
@@ -372,13 +373,15 @@ class Member:
         if not is_started:
             await asyncio.sleep(TAKE_AGAIN_SECONDS)
         await self._open_edge()
+        assert self._edge is not None
+        self._edge.adopt(waiting)
         return True
 
     async def _let_in(self, edge: Edge, core_end: CoreEnd) -> None:
         """Connect the clients that have waited here for an owner to the core of this member, until they are gone."""
         if edge.waiting:
             ours, theirs = socket.socketpair()
-            await asyncio.gather(core_end.adopt(ours, self.name), edge.connect_socket(theirs))
+            await asyncio.gather(core_end.adopt(ours, self.name, is_of_member=True), edge.connect_socket(theirs))
             await edge.wait_closed()
             edge.disconnect()
 

@@ -1,0 +1,268 @@
+"""Sessions of the clients of other members, from one owner of the data to the next (docs/cluster.md, "A move").
+
+The last act of an owner that stops in order is one file with everything that the next owner needs to continue these
+sessions. The next owner continues them before it serves anybody, so no client misses a change, loses a lock or has its
+testament executed; what is sent to a client waits until the client comes over the link of its member.
+"""
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from babelbus.core.broker import Broker
+from babelbus.errors import BabelbusError
+from babelbus.link.client import Client, EdgeListener
+from babelbus.link.core import CoreEnd, CoreLink
+from babelbus.link.frames import Secured
+from babelbus.link.transport import Absence, LinkedTls, LinkedTransport
+from babelbus.protocols.connection import Connection
+from babelbus.protocols.service import Continued, Service, StreamService
+from babelbus.storage.files import FileSystem
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "sessions"
+"""In the data folder, which all members share."""
+SESSIONS_MAX = 10_000
+BYTES_MAX = 16 * 2**20
+"""Most sessions, and bytes of them, that go on: the file stands between the clients and their next owner."""
+PAUSE_SECONDS = 1.0
+"""How long a member may take to read nothing more of its clients."""
+END_SECONDS = 1.0
+"""How long the connections that end may take for it."""
+STEP_SECONDS = 0.01
+ABSENT_SECONDS = 15.0
+"""How long a client may take to come over the link of its member."""
+
+_Address = list[str | int] | None
+
+
+class _Session(msgspec.Struct, frozen=True):
+    id: str
+    service: str
+    owner: str
+    peer: _Address
+    local: _Address
+    secured: Secured | None
+    """The certificate of a client that speaks TLS."""
+    content: bytes
+
+
+class _Sessions(msgspec.Struct, frozen=True):
+    epoch: int
+    """That of the owner that hands over: only the next one may continue."""
+    sessions: list[_Session]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Sessions).decode
+
+
+class _Client:
+    """A client whose session may go on: one of this server, over its own socket."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        connection.stays = True
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of the client waits below its connection."""
+        return not self.connection.transport.is_closing()
+
+    def hand_over(self, session_id: str) -> Client | None:
+        """Release the client; return it if it waits for the next owner at this member."""
+        connection = self.connection
+        connection.leave()
+        return Client.of_session(connection.transport, EdgeListener(connection.protocol, []), session_id)
+
+    def end(self) -> None:
+        """End the session here."""
+        self.connection.stays = False
+        self.connection.close()
+
+
+class _LinkedClient(_Client):
+    """The same, of a client that is connected to a member."""
+
+    def __init__(self, connection: Connection, link: CoreLink, transport: LinkedTransport) -> None:
+        super().__init__(connection)
+        self._link = link
+        self._transport = transport
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of the client waits in its transport, in either direction."""
+        return self._transport.is_settled
+
+    def hand_over(self, session_id: str) -> None:
+        """Release the client: its member knows where it waits."""
+        self._link.hand_over(self._transport, session_id)
+        self.connection.leave()
+
+
+class Handover:
+    """The sessions that one owner of the data of a cluster continues, and those that it hands over."""
+
+    def __init__(self, files: FileSystem, folder: str, epoch: int) -> None:
+        self._files = files
+        self._path = os.path.join(folder, FILE_NAME)
+        self._epoch = epoch
+        self._sessions: list[_Session] = []
+        self._clients: list[_Client] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- at the next owner -------------------------------------------------------------------------------------------
+
+    async def read(self) -> list[str]:
+        """Read what the last owner has handed over; return the owners of testaments that are not to be executed."""
+        try:
+            self._sessions = await asyncio.get_running_loop().run_in_executor(None, self._take)
+        except (BabelbusError, OSError, msgspec.MsgspecError) as error:  # the clients connect again
+            log.warning("the sessions of the last owner do not go on: %s", error)
+        return [session.owner for session in self._sessions]
+
+    def _take(self) -> list[_Session]:
+        if not self._files.exists(self._path):
+            return []
+        handed = _decode(self._files.read_file(self._path))
+        self._files.unlink(self._path)
+        return handed.sessions if handed.epoch == self._epoch - 1 else []
+
+    async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
+        """Continue the sessions, before anybody is served."""
+        sessions, self._sessions = self._sessions, []
+        if not sessions:
+            return
+        present: set[str] = set()
+        for name, service in services.items():
+            if isinstance(service, StreamService):
+                mine = [session for session in sessions if session.service == name]
+                made = [Continued(session.content, _absent(session, core_end)) for session in mine]
+                present |= await service.continue_sessions(made)
+        broker.state.call_back(present)
+        log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))
+        self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._end_absence, core_end)
+
+    def _end_absence(self, core_end: CoreEnd) -> None:
+        absent = list(core_end.absent.values())
+        core_end.absent.clear()
+        for transport in absent:
+            transport.abort()
+        if absent:
+            log.info("%d sessions of the last owner end: their clients did not come", len(absent))
+
+    # -- at the owner that stops -------------------------------------------------------------------------------------
+
+    async def begin(self, services: Iterable[Service], core_end: CoreEnd, *, goes_on: bool) -> None:
+        """Find the clients whose sessions may go on: the end of the services passes over their connections.
+
+        No further request of them is read. Clients of this process are among them if it `goes_on`.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end_absence(core_end)
+        for link in await core_end.pause_members(PAUSE_SECONDS):
+            if goes_on or not link.is_local:
+                for transport in link.transports.values():
+                    protocol = transport.idle_protocol
+                    if isinstance(protocol, Connection) and protocol.is_portable:
+                        self._clients.append(_LinkedClient(protocol, link, transport))
+        if goes_on:
+            for service in _stream_services(services):
+                for connection in service.listeners.connections:
+                    if connection.is_portable and not isinstance(connection.transport, LinkedTransport):
+                        connection.transport.pause_reading()
+                        self._clients.append(_Client(connection))
+
+    async def end(self, services: Iterable[Service], broker: Broker) -> list[Client]:
+        """Move the sessions of these clients to the next owner, when all others have ended and every change is told.
+
+        Returns those that wait at this member for the next owner.
+        """
+        clients, self._clients = self._clients, []
+        if not clients:
+            return []
+        staying = _staying(clients)
+        await _until_gone(_stream_services(services))
+        await broker.state.hand_over(owner for _, owner, _ in staying)
+        handed = _staying([client for client, _, _ in staying])  # others have become slow, or are gone
+        sessions = [_session(client.connection, owner, content) for client, owner, content in handed]
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._write, sessions)
+        except (BabelbusError, OSError) as error:
+            log.warning("no session goes on at the next owner: %s", error)
+            for client, _, _ in handed:
+                client.end()
+            handed = []
+        broker.state.away = frozenset(owner for _, owner, _ in handed)
+        if handed:
+            log.info("%d sessions go on at the next owner", len(handed))
+        released = [client.hand_over(session.id) for (client, _, _), session in zip(handed, sessions, strict=False)]
+        return [client for client in released if client is not None]
+
+    def _write(self, sessions: list[_Session]) -> None:
+        if sessions:
+            self._files.replace_file(self._path, _encode(_Sessions(self._epoch, sessions)))
+
+
+def _staying(clients: list[_Client]) -> list[tuple[_Client, str, bytes]]:
+    """Return the clients whose sessions can go on, with owner and content of each; end the others."""
+    staying: list[tuple[_Client, str, bytes]] = []
+    size_bytes = 0
+    for client in clients:
+        continuation = client.connection.continuation() if client.is_settled else None
+        if continuation is not None:
+            size_bytes += len(continuation.content)
+        if continuation is None or size_bytes > BYTES_MAX or len(staying) >= SESSIONS_MAX:
+            client.end()
+        else:
+            staying.append((client, *continuation))
+    return staying
+
+
+def _stream_services(services: Iterable[Service]) -> list[StreamService]:
+    return [service for service in services if isinstance(service, StreamService)]
+
+
+async def _until_gone(services: list[StreamService]) -> None:
+    """Wait until the connections that end are gone: what that changes is told to the others."""
+    turns = int(END_SECONDS / STEP_SECONDS)
+    while turns and any(service.is_ending for service in services):
+        turns -= 1
+        await asyncio.sleep(STEP_SECONDS)
+    for service in services:
+        service.abort()
+    await asyncio.sleep(STEP_SECONDS)
+
+
+def _session(connection: Connection, owner: str, content: bytes) -> _Session:
+    transport = connection.transport
+    peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    tls = transport.get_extra_info("ssl_object")
+    return _Session(
+        str(uuid.uuid4()),
+        connection.protocol,
+        owner,
+        None if peer is None else list(peer),
+        None if local is None else list(local),
+        None if tls is None else Secured(tls.getpeercert(True) or b"", tls.getpeercert() or {}),
+        content,
+    )
+
+
+def _absent(session: _Session, core_end: CoreEnd) -> LinkedTransport:
+    """Return the transport of a client whose member has no link so far."""
+    facts = {
+        "peername": None if session.peer is None else tuple(session.peer),
+        "sockname": None if session.local is None else tuple(session.local),
+    }
+    transport = LinkedTransport(Absence(), 0, None, facts)
+    if session.secured is not None:
+        transport.secure(LinkedTls(session.secured))
+    core_end.absent[session.id] = transport
+    return transport

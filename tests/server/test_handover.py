@@ -1,0 +1,164 @@
+"""Clients of Wörterbuch at a member that is not the owner keep their sessions when the owner changes in order."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
+
+from babelbus.server.handover import Handover, _Session
+from babelbus.storage.files import LocalFiles
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.members import Party
+from tests.support.nats import NatsServer
+from tests.support.web import WebSocket
+from tests.support.worterbuch import ack, get, named, pstate, psubscribe, put, state, subscribe
+
+
+class Lines:
+    """One client of the TCP port of a member."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS)
+        self._file = self._socket.makefile("rb")
+        self.client_id: str = self.hear()["welcome"]["clientId"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def say(self, message: object) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any]:
+        line = self._file.readline()
+        assert line, "the connection ended"
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def ask(self, message: object) -> dict[str, Any]:
+        self.say(message)
+        return self.hear()
+
+
+@pytest.fixture
+def party(nats: NatsServer, tmp_path: Path) -> Iterator[Party]:
+    party = Party(nats, tmp_path, lease_seconds=3600.0)
+    yield party
+    party.close()
+
+
+def lines(party: Party, name: str) -> Lines:
+    return Lines(party.children[name].addresses["worterbuch-tcp"])
+
+
+def start(party: Party, *names: str) -> None:
+    for name in names:
+        party.start(name)
+        party.until_ready(name)
+    party.until_all_present(names[0], *names)
+
+
+def test_subscriptions_locks_and_testaments_of_another_member_survive_moves_of_the_data(party: Party) -> None:
+    start(party, "a", "b", "c")
+    with lines(party, "b") as device, lines(party, "b") as rival, WebSocket(party.children["b"]) as page:
+        will = f"$SYS/clients/{device.client_id}/lastWill"
+        assert device.ask(put(1, will, [{"key": "state", "value": "off"}])) == ack(1)
+        assert device.ask(put(2, "state", "on")) == ack(2)
+        assert device.ask(named("lock", 3, "job")) == ack(3)
+        rival.say(named("acquireLock", 4, "job"))
+        assert rival.ask(psubscribe(5, "rooms/#", liveOnly=True)) == ack(5)
+        assert page.ask(subscribe(6, "state", liveOnly=True)) == ack(6)
+        for number, owner in enumerate(("c", "a", "b"), start=10):
+            party.move("b", owner)
+            assert device.ask(get(number, "state")) == state(number, "on")
+            assert device.ask(put(number, "rooms/one", number)) == ack(number)
+            assert rival.hear() == pstate(5, "rooms/#", {"rooms/one": number})
+        assert device.ask(named("releaseLock", 20, "job")) == ack(20)
+        assert rival.hear() == ack(4)
+        device.close()
+        assert page.next() == state(6, "off")
+
+
+def test_clients_of_the_owner_itself_go_on_when_it_moves_the_data_and_end_with_its_process(party: Party) -> None:
+    start(party, "a", "b")
+    with lines(party, "a") as device, lines(party, "b") as watcher, WebSocket(party.children["a"]) as page:
+        will = f"$SYS/clients/{device.client_id}/lastWill"
+        device.ask(put(1, will, [{"key": "state", "value": "off"}]))
+        device.ask(named("lock", 2, "job"))
+        watcher.say(named("acquireLock", 3, "job"))
+        assert watcher.ask(subscribe(4, "state")) == ack(4)
+        assert page.ask(subscribe(4, "state")) == ack(4)
+        for number, owner in enumerate(("b", "a"), start=10):
+            party.move("b", owner)
+            assert device.ask(put(number, "state", number)) == ack(number)
+            assert (watcher.hear(), page.next()) == (state(4, number), state(4, number))
+        assert party.children["a"].stop() == 0
+        assert [watcher.hear(), watcher.hear()] in ([ack(3), state(4, "off")], [state(4, "off"), ack(3)])
+        with pytest.raises(AssertionError, match="the connection ended"):
+            device.hear()
+
+
+def test_a_page_with_a_compressor_connects_again(party: Party) -> None:
+    start(party, "a", "b")
+    with WebSocket(party.children["b"], deflate=True) as page:
+        party.move("b", "b")
+        assert page.rest() == b""
+
+
+def test_an_owner_that_is_terminated_hands_over_too(party: Party) -> None:
+    start(party, "a", "b")
+    with lines(party, "b") as client:
+        assert client.ask(psubscribe(1, "rooms/#", liveOnly=True)) == ack(1)
+        assert party.children["a"].stop() == 0
+        assert client.ask(put(2, "rooms/one", 1)) in (ack(2), pstate(1, "rooms/#", {"rooms/one": 1}))
+        assert "1 of 1 sessions of the last owner go on" in party.children["b"].said
+
+
+def test_the_sessions_of_clients_that_do_not_come_end(party: Party) -> None:
+    start(party, "a", "b", "c")
+    with lines(party, "c") as watcher:
+        assert watcher.ask(subscribe(1, "state")) == ack(1)
+        device = lines(party, "b")
+        device.ask(put(1, f"$SYS/clients/{device.client_id}/lastWill", [{"key": "state", "value": "off"}]))
+        party.children["b"].kill()
+        party.move("c", "c")
+        assert watcher.hear() == state(1, "off")
+        device.close()
+
+
+def read(folder: Path, epoch: int) -> list[str]:
+    return asyncio.run(Handover(LocalFiles(), str(folder), epoch).read())
+
+
+def test_only_the_next_owner_continues_sessions_and_only_once(tmp_path: Path) -> None:
+    def write() -> None:
+        session = _Session("id", "worterbuch", "owner", None, None, None, b"")
+        Handover(LocalFiles(), str(tmp_path), 4)._write([session])
+
+    write()
+    assert read(tmp_path, 5) == ["owner"]
+    assert read(tmp_path, 5) == []
+    for other in (3, 4, 6):
+        write()
+        assert read(tmp_path, other) == []
+
+
+def test_a_file_that_holds_no_sessions_costs_the_sessions_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sessions").write_bytes(b"\x00garbage")
+    assert read(tmp_path, 5) == []
+    assert "the sessions of the last owner do not go on" in caplog.text
