@@ -127,17 +127,20 @@ def test_a_session_ends_with_its_core_if_nobody_continues_it() -> None:
     asyncio.run(test())
 
 
-def test_the_next_core_hears_of_a_client_that_left_while_it_waited() -> None:
+def test_the_last_requests_of_a_client_that_left_while_it_waited_are_not_carried_out() -> None:
     async def test() -> None:
         async with cluster() as both:
             _, writer, session = await both.dial()
             await both.pause()
             both.link.hand_over(session.transport, ID)
             await both.leave()
-            writer.transport.abort()
+            writer.write(b"an older value")
+            writer.close()
+            await writer.wait_closed()
             following = both.continue_session()
             await both.second.link(both.edge, "tcp")
             assert await following.lost is None
+            assert following.received == b""
             assert both.edge.connections == 0
 
     asyncio.run(test())

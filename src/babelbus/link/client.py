@@ -1,6 +1,7 @@
 """The clients of an edge: their sockets, their TLS, what of their bytes is on its way, and their fronts."""
 
 import asyncio
+import select
 import socket
 from typing import Any, Protocol
 
@@ -276,6 +277,15 @@ class Client(asyncio.Protocol):
         self.held = True
         if not self.paused:
             self.pause()
+
+    def has_left(self) -> bool:
+        """Return whether the client has closed its connection, which nobody has read for a while.
+
+        Its last requests must not be carried out any more: it may have sent newer ones over another connection.
+        """
+        poller = select.poll()
+        poller.register(self.raw.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def go_on(self) -> None:
         """Send to the core of a new link what has come meanwhile, and read on."""

@@ -352,8 +352,11 @@ class Edge:
         return welcome
 
     def _open(self, link: EdgeLink, client: Client) -> None:
+        has_left = bool(client.continues) and client.has_left()
         link.open(client)
-        if client.continues:
+        if has_left:
+            client.abort()
+        elif client.continues:
             client.go_on()
         elif client.is_secure:
             if client.listener.tls is None:
