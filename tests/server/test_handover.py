@@ -11,10 +11,14 @@ import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.messages import FROM_OFFSET, FetchPartition
 from babelbus.server.handover import Handover, _Session
 from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.members import Party
+from tests.support.jebp import create, fetch, fetched, said
+from tests.support.jebp import subscribe as subscribe_topic
+from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
 from tests.support.web import WebSocket
 from tests.support.worterbuch import ack, get, named, pstate, psubscribe, put, state, subscribe
@@ -109,6 +113,29 @@ def test_clients_of_the_owner_itself_go_on_when_it_moves_the_data_and_end_with_i
         assert [watcher.hear(), watcher.hear()] in ([ack(3), state(4, "off")], [state(4, "off"), ack(3)])
         with pytest.raises(AssertionError, match="the connection ended"):
             device.hear()
+
+
+def test_clients_of_jebp_publish_and_read_on_through_moves(party: Party) -> None:
+    start(party, "a", "b", "c")
+    make_topic(party, "a")
+    with party.caller("a") as first, party.caller("b") as second:
+        for number, owner in enumerate(("b", "c", "a")):
+            assert said(first.ask(create("orders", b"%d of a" % number))[0]) == "a130"
+            second.ask(subscribe_topic("orders"))
+            party.move("c", owner)
+            assert said(second.ask(create("orders", b"%d of b" % number))[0]) == "a130"
+            [answer] = second.ask(fetch(2 * number))
+            assert fetched(answer)["orders", 0] == [b"%d of a" % number, b"%d of b" % number]
+
+
+def test_a_fetch_that_waits_is_answered_before_the_owner_changes(party: Party) -> None:
+    start(party, "a", "b")
+    make_topic(party, "a")
+    with party.caller("b") as caller:
+        caller.send(encode_request(FetchPartition("orders", 0, FROM_OFFSET, 0, -1, 1000, wait_ms=60_000)))
+        party.move("b", "b")
+        assert said(caller.hear()[0]).startswith("a030")
+        assert said(caller.ask(create("orders", b"1"))[0]) == "a130"
 
 
 def test_a_page_with_a_compressor_connects_again(party: Party) -> None:

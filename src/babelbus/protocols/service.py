@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -22,8 +23,12 @@ from babelbus.metrics import Metrics
 from babelbus.protocols.browsers import Browsers
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.connection import Connection
+from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.listeners import Listeners
 from babelbus.storage.files import FileSystem
+
+TURN_SESSIONS = 100
+"""Sessions that are continued in one turn of the event loop."""
 
 
 class Lines(Protocol):
@@ -89,8 +94,9 @@ SERVER_KEY_NAME = "server_key"
 class Continued(msgspec.Struct, frozen=True):
     """A session that another server has begun."""
 
+    owner: str
     content: bytes
-    """The content of its `Continuation`."""
+    """Owner and content of its `Continuation`."""
     transport: asyncio.Transport
     """Keeps what is sent until the client comes."""
 
@@ -184,8 +190,20 @@ class StreamService:
         return self.listeners.connections
 
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
-        """Return none: sessions of this protocol end with their server."""
-        return set()
+        """Continue sessions that another server has begun; return the owners of those that go on."""
+        for number, one in enumerate(sessions, 1):
+            self.listeners.continue_client(one.transport, partial(self.continue_session, one.content))
+            if number % TURN_SESSIONS == 0:
+                await asyncio.sleep(0)
+        return {one.owner for one in sessions if not one.transport.is_closing()}
+
+    def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        """Return the session that goes on; a protocol whose sessions are portable overrides it.
+
+        Raises:
+            BabelbusError: it cannot go on.
+        """
+        raise NotImplementedError
 
     @property
     def is_ending(self) -> bool:

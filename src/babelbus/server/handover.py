@@ -67,7 +67,7 @@ class _Client:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        connection.stays = True
+        connection.stay()
 
     @property
     def is_settled(self) -> bool:
@@ -142,7 +142,7 @@ class Handover:
         for name, service in services.items():
             if isinstance(service, StreamService):
                 mine = [session for session in sessions if session.service == name]
-                made = [Continued(session.content, _absent(session, core_end)) for session in mine]
+                made = [Continued(session.owner, session.content, _absent(session, core_end)) for session in mine]
                 present |= await service.continue_sessions(made)
         broker.state.call_back(present)
         log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))

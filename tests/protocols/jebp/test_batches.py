@@ -102,7 +102,7 @@ def test_records_of_a_client_that_is_not_read_wait_for_its_session(house: House)
     with fronted(house) as address, Caller(address, house.alice.identity).connect() as caller:
         assert said(caller.ask(create("walk/a", b"1"))[0]) == "a130"
         connection = connection_of(house, caller)
-        transport = connection._transport
+        transport = connection.transport
         assert isinstance(transport, LinkedTransport)
         before = house.end_of("walk/a")
         house.call(transport.pause_reading)

@@ -161,6 +161,11 @@ class _Direction:
         self._nonce = (int.from_bytes(nonce, "little") + messages) % _NONCES
         self.messages = messages
 
+    @property
+    def place(self) -> tuple[bytes, bytes, int]:
+        """Key, nonce of the next message, and messages so far, for another process."""
+        return self._key, self._nonce.to_bytes(NONCE_BYTES, "little"), self.messages
+
     def _advance(self, count: int) -> None:
         self._nonce = (self._nonce + count) % _NONCES
         self.messages += count
@@ -250,11 +255,6 @@ class Sealer(_Direction):
 
 class Opener(_Direction):
     """Opens the messages of the peer, in the order in which they arrived. Spent once it has raised."""
-
-    @property
-    def place(self) -> tuple[bytes, bytes, int]:
-        """Key, nonce of the next message, and messages so far, for an opener in another process."""
-        return self._key, self._nonce.to_bytes(NONCE_BYTES, "little"), self.messages
 
     def skip(self, count: int) -> None:
         """Count messages that are opened elsewhere.

@@ -1,6 +1,7 @@
 """The commands of reading: by subscription (21 and 22), and by number of partition (24 to 26, an extension of ours)."""
 
 import logging
+from collections.abc import Sequence
 
 from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Identity
 from babelbus.core.broker import Broker
@@ -242,6 +243,12 @@ class Subscription:
         self._subscribed = {name: broker.topic(name) for name in request.topics}
         self.client = client
         return Outcome.SUBSCRIBED, b""
+
+    def restore(self, names: Sequence[str], client: Identity) -> None:
+        """Read these topics again, as far as they are there."""
+        find = self._broker.find_topic
+        self._subscribed = {name: topic for name in names if (topic := find(name)) is not None}
+        self.client = client
 
     @property
     def topics(self) -> list[str]:

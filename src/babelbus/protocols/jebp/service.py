@@ -13,6 +13,7 @@ from babelbus.protocols.jebp.calls import admin
 from babelbus.protocols.jebp.calls.call import Method
 from babelbus.protocols.jebp.calls.methods import METHODS
 from babelbus.protocols.jebp.calls.state import StateMethods
+from babelbus.protocols.jebp.continuation import KeptSession, decode_session
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import PROTOCOL
 from babelbus.protocols.jebp.proved import JebpPlan, ProvedHandshake
@@ -72,8 +73,17 @@ class JebpService(StreamService):
         handshake = ProvedHandshake(self._context.config.jebp.frame_bytes_max)
         return self._make_session(outbox, close, peer, handshake)
 
+    def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        """Return a session that goes on."""
+        return self._make_session(outbox, close, peer, kept=decode_session(content))
+
     def _make_session(
-        self, outbox: Outbox, close: Callable[[], None], peer: str | None, handshake: ProvedHandshake | None = None
+        self,
+        outbox: Outbox,
+        close: Callable[[], None],
+        peer: str | None,
+        handshake: ProvedHandshake | None = None,
+        kept: KeptSession | None = None,
     ) -> Session:
         context, gate = self._context, self._context.broker.gate
 
@@ -89,6 +99,7 @@ class JebpService(StreamService):
             settings=context.config.jebp,
             metrics=context.metrics,
             handshake=handshake,
+            kept=kept,
             note_login=note_login,
             methods=self.methods,
         )

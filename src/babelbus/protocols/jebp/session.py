@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,8 +25,9 @@ from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.calls.call import Calls, Method
 from babelbus.protocols.jebp.calls.methods import METHODS
+from babelbus.protocols.jebp.continuation import KeptSession, encode_session, restore
 from babelbus.protocols.jebp.decoder import ServerDecoder
-from babelbus.protocols.jebp.handshake import ServerHandshake, UntrustedPeerError
+from babelbus.protocols.jebp.handshake import Established, ServerHandshake, UntrustedPeerError
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.jebp.messages import (
     CREATE_TOPIC,
@@ -83,6 +85,7 @@ class Session(contract.Session):
         settings: JebpSettings,
         metrics: Metrics,
         handshake: ServerHandshake | ProvedHandshake | None = None,
+        kept: KeptSession | None = None,
         note_login: NoteLogin = lambda name, refused: None,
         methods: Mapping[str, Method] = METHODS,
     ) -> None:
@@ -110,6 +113,9 @@ class Session(contract.Session):
         self._change: Promise = DONE
         """The last change of the topics that this client asked for."""
         self._waits: set[Promise] = set()
+        if kept is not None:
+            self._continue(kept)
+            return
         hello = self._handshake.begin()
         outbox.answer(lambda: hello)
 
@@ -158,6 +164,9 @@ class Session(contract.Session):
             raise UntrustedPeerError(established.fingerprint)
         self._note_login(client.name, "")
         log.info("jebp: %s (%s) connected", client.name, established.fingerprint[:16])
+        return self._establish(established, client)
+
+    def _establish(self, established: Established, client: Client) -> ServerDecoder:
         self._client, self._fingerprint = client, established.fingerprint
         self._sealer, self._opener = established.sealer, established.opener
         self._publisher = Publisher(
@@ -174,6 +183,32 @@ class Session(contract.Session):
         )
         self._decoder.receive_data(established.surplus)
         return self._decoder
+
+    # -- from one server to the next ---------------------------------------------------------------------------------
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the session: its client has proved who it is, and has no calls."""
+        return self._client is not None and (self._calls is None or self._calls.is_idle)
+
+    def continuation(self) -> contract.Continuation | None:
+        """Return what another server needs to continue the session."""
+        if not self.is_portable or self._waits or not self._change.done:
+            return None
+        kept = KeptSession(self._fingerprint, self._sealer.place, self._opener.place, self._subscription.topics)
+        return contract.Continuation(str(uuid.uuid4()), encode_session(kept))
+
+    def _continue(self, kept: KeptSession) -> None:
+        """Continue a session that another server has begun.
+
+        Raises:
+            UntrustedPeerError: nobody has the certificate of the client any more.
+        """
+        client = self._authorise(kept.fingerprint)
+        if client is None:
+            raise UntrustedPeerError(kept.fingerprint)
+        self._establish(restore(kept, self._settings.frame_bytes_max), client)
+        self._subscription.restore(kept.topics, client)
 
     # -- records that come in batches of fronts ------------------------------------------------------------------------
 

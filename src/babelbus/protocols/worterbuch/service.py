@@ -1,6 +1,5 @@
 """Wörterbuch as a server offers it: hub and listeners (docs/protocols/worterbuch.md)."""
 
-import asyncio
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from babelbus.protocols.browsers import read_origins
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.service import Continued, ServiceContext, StreamService
-from babelbus.protocols.worterbuch.continuation import KeptSession, KeptWait, decode_session
+from babelbus.protocols.worterbuch.continuation import decode_session
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
 from babelbus.protocols.worterbuch.hub import TICK_SECONDS, Hub
 from babelbus.protocols.worterbuch.lines import LineSession
@@ -38,8 +37,6 @@ CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 CORS_HEADERS = "authorization, content-type"
 OTHER_DOORS = ("jebp", "zbus", "eventmesh", "sbus")
 MAIN_ENDPOINT = Endpoint(MAIN)
-TURN_SESSIONS = 100
-"""Sessions that are continued in one turn of the event loop."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
@@ -124,35 +121,24 @@ class WorterbuchService(StreamService):
         await super().drain()
 
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
-        """Continue sessions that another server has begun: all locks first, then the waits for them.
-
-        Returns the owners of those that go on.
-        """
-        clients, waits = self.hub.clients, list[tuple[KeptWait, str]]()
-        for number, one in enumerate(sessions, 1):
-            kept = decode_session(one.content)
-            self.listeners.continue_client(one.transport, self._make_continued(kept))
-            waits += [(wait, kept.client_id) for wait in kept.waits]
-            if number % TURN_SESSIONS == 0:
-                await asyncio.sleep(0)
-        for wait, client_id in sorted(waits, key=lambda pair: pair[0].place):
-            client = clients.get(client_id)
+        """Continue sessions, all with their locks; then they wait for the locks of others, in their order."""
+        owners = await super().continue_sessions(sessions)
+        waits = [(wait, one.owner) for one in sessions for wait in decode_session(one.content).waits]
+        for wait, owner in sorted(waits, key=lambda pair: pair[0].place):
+            client = self.hub.clients.get(owner)
             if isinstance(client, WorterbuchSession):
                 client.wait_again(wait)
-        return set(clients)
+        return owners
 
-    def _make_continued(self, kept: KeptSession) -> MakeSession:
-        endpoint = Endpoint(PROFILES[kept.profile], kept.symbols)
+    def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        """Return a session on lines or in a WebSocket that goes on."""
+        kept = decode_session(content)
+        endpoint, name = Endpoint(PROFILES[kept.profile], kept.symbols), kept.transport_name
+        if name == "WS":
+            from babelbus.protocols.worterbuch.websocket import SocketSession
 
-        def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
-            if kept.transport_name == "WS":
-                from babelbus.protocols.worterbuch.websocket import SocketSession
-
-                return SocketSession(self.hub, outbox, close, endpoint=endpoint, address=peer, kept=kept)
-            name = kept.transport_name
-            return LineSession(self.hub, outbox, close, endpoint=endpoint, transport_name=name, address=peer, kept=kept)
-
-        return make
+            return SocketSession(self.hub, outbox, close, endpoint=endpoint, address=peer, kept=kept)
+        return LineSession(self.hub, outbox, close, endpoint=endpoint, transport_name=name, address=peer, kept=kept)
 
     def _make_lines(self, endpoint: Endpoint, transport_name: str) -> MakeSession:
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:

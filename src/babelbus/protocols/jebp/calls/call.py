@@ -272,6 +272,11 @@ class Calls:
             family = self._families[key] = make(self)
         return cast("F", family)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is open, and no family has anything of the client."""
+        return not (self._open or self._families or self._scheduled)
+
     def is_open(self, call: Call) -> bool:
         """Return whether a call has not ended."""
         return self._open.get(call.number) is call
