@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
+from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import FROM_OFFSET, FetchPartition
+from babelbus.protocols.service import Continued, StreamService
+from babelbus.server.app import Server
 from babelbus.server.handover import Handover, _Session
 from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -20,6 +24,7 @@ from tests.support.jebp import create, fetch, fetched, said
 from tests.support.jebp import subscribe as subscribe_topic
 from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
+from tests.support.server import configure
 from tests.support.web import WebSocket
 from tests.support.worterbuch import ack, get, named, pstate, psubscribe, put, state, subscribe
 
@@ -189,3 +194,25 @@ def test_a_file_that_holds_no_sessions_costs_the_sessions_and_nothing_else(
     (tmp_path / "sessions").write_bytes(b"\x00garbage")
     assert read(tmp_path, 5) == []
     assert "the sessions of the last owner do not go on" in caplog.text
+
+
+def test_a_session_of_another_release_ends_and_costs_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        server = Server(configure(tmp_path))
+        await server.start()
+        try:
+            for name in ("worterbuch", "jebp"):
+                service = server.services[name]
+                assert isinstance(service, StreamService)
+                transport = LinkedTransport(Absence(), 0, None, {"peername": ("127.0.0.1", 1)})
+                assert await service.continue_sessions([Continued("owner", b"\x01", transport)]) == set()
+                assert transport.is_lost
+                assert not service.connections
+        finally:
+            await server.stop()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(test())
+    assert caplog.text.count("closing: the session is of another release") == 2

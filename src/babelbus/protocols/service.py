@@ -13,6 +13,7 @@ from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
+from babelbus.errors import BabelbusError
 from babelbus.identities.guessing import Guessing
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
@@ -99,6 +100,10 @@ class Continued(msgspec.Struct, frozen=True):
     """Owner and content of its `Continuation`."""
     transport: asyncio.Transport
     """Keeps what is sent until the client comes."""
+
+
+class UnknownFormError(BabelbusError):
+    """A session comes from a release that keeps sessions in another form."""
 
 
 class Service(Protocol):
@@ -192,10 +197,16 @@ class StreamService:
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions that another server has begun; return the owners of those that go on."""
         for number, one in enumerate(sessions, 1):
-            self.listeners.continue_client(one.transport, partial(self.continue_session, one.content))
+            self.listeners.continue_client(one.transport, partial(self._continue, one.content))
             if number % TURN_SESSIONS == 0:
                 await asyncio.sleep(0)
         return {one.owner for one in sessions if not one.transport.is_closing()}
+
+    def _continue(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        try:
+            return self.continue_session(content, outbox, close, peer)
+        except msgspec.MsgspecError as error:
+            raise UnknownFormError(f"the session is of another release: {error}") from error
 
     def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
         """Return the session that goes on; a protocol whose sessions are portable overrides it.

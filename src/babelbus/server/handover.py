@@ -129,8 +129,9 @@ class Handover:
     def _take(self) -> list[_Session]:
         if not self._files.exists(self._path):
             return []
-        handed = _decode(self._files.read_file(self._path))
+        content = self._files.read_file(self._path)
         self._files.unlink(self._path)
+        handed = _decode(content)
         return handed.sessions if handed.epoch == self._epoch - 1 else []
 
     async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
@@ -143,7 +144,10 @@ class Handover:
             if isinstance(service, StreamService):
                 mine = [session for session in sessions if session.service == name]
                 made = [Continued(session.owner, session.content, _absent(session, core_end)) for session in mine]
-                present |= await service.continue_sessions(made)
+                try:
+                    present |= await service.continue_sessions(made)
+                except Exception:  # a defect in this must not keep the data from everybody
+                    log.exception("sessions of %s do not go on", name)
         broker.state.call_back(present)
         log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))
         self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._end_absence, core_end)
@@ -185,8 +189,13 @@ class Handover:
         Returns those that wait at this member for the next owner.
         """
         clients, self._clients = self._clients, []
-        if not clients:
+        try:
+            return await self._hand_over(clients, services, broker) if clients else []
+        except Exception:  # a defect in this must not keep the data from the next owner
+            log.exception("sessions do not go on at the next owner")
             return []
+
+    async def _hand_over(self, clients: list[_Client], services: Iterable[Service], broker: Broker) -> list[Client]:
         staying = _staying(clients)
         await _until_gone(_stream_services(services))
         await broker.state.hand_over(owner for _, owner, _ in staying)

@@ -123,11 +123,10 @@ class WorterbuchService(StreamService):
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions, all with their locks; then they wait for the locks of others, in their order."""
         owners = await super().continue_sessions(sessions)
-        waits = [(wait, one.owner) for one in sessions for wait in decode_session(one.content).waits]
-        for wait, owner in sorted(waits, key=lambda pair: pair[0].place):
-            client = self.hub.clients.get(owner)
-            if isinstance(client, WorterbuchSession):
-                client.wait_again(wait)
+        clients = [self.hub.clients[owner] for owner in owners]
+        waits = [(wait, one) for one in clients if isinstance(one, WorterbuchSession) for wait in one.take_waits()]
+        for wait, client in sorted(waits, key=lambda pair: pair[0].place):
+            client.wait_again(wait)
         return owners
 
     def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:

@@ -91,6 +91,8 @@ class Session(Peer):
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
         tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
+        self._waits: list[KeptWait] = []
+        """The waits for locks at another server, until `take_waits`."""
         self._heard = False
         self._silent_ticks = -1
         """Seconds since the client was heard; below 0: it never sent a keepalive."""
@@ -195,6 +197,7 @@ class Session(Peer):
         access.restore(kept.privileges, locked=kept.locked)
         self._translator.settle(access.identity.root)
         self._greeted = kept.greeted
+        self._waits = kept.waits
         self._silent_ticks = 0 if kept.sends_keepalives else -1
         for name, value in kept.shown:
             self._state.put(f"{SYS}/clients/{self.client_id}/{name}", value)
@@ -220,6 +223,11 @@ class Session(Peer):
             subscriber.names = names.names
             hub.subscribe_ls(subscriber)
         hub.commit()
+
+    def take_waits(self) -> list[KeptWait]:
+        """Return the waits for locks of a session that goes on, once."""
+        waits, self._waits = self._waits, []
+        return waits
 
     def wait_again(self, wait: KeptWait) -> None:
         """Wait for a lock at the end of its queue, or take it if it is free by now."""
