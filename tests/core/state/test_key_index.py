@@ -92,6 +92,29 @@ def test_what_is_found_is_what_matches_of_all_keys(stored: set[str], wanted: Key
     assert sorted(found) == sorted(key for key in stored if wanted.matches(key))
 
 
+@given(st.sets(keys), st.lists(patterns, max_size=6), st.integers(min_value=1, max_value=9))
+def test_a_search_finds_each_key_with_the_first_of_several_patterns_that_means_it(
+    stored: set[str], wanted: list[KeyPattern], at_once: int
+) -> None:
+    found: list[tuple[int, str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("babelbus.core.state.key_index.NAMES_AT_ONCE", at_once)
+        for _ in names_of(stored).search(wanted, found):
+            pass
+    meant = {key: [number for number, one in enumerate(wanted) if one.matches(key)] for key in stored}
+    assert sorted(found) == sorted((numbers[0], key) for key, numbers in meant.items() if numbers)
+
+
+def test_a_search_looks_at_each_name_once_however_many_patterns_mean_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("babelbus.core.state.key_index.NAMES_AT_ONCE", 1)
+    names = names_of({f"a{number}/b/{number}" for number in range(100)})
+    pauses = [
+        len(list(names.search(wanted, [])))
+        for wanted in ([pattern("?/?/?")], [pattern("?/?/?"), *(pattern(f"?/?/{number}") for number in range(1000))])
+    ]
+    assert pauses[0] == pauses[1]
+
+
 @given(st.lists(st.tuples(st.booleans(), keys)))
 def test_children_are_those_of_the_keys_left_and_what_stays_is_counted(steps: list[tuple[bool, str]]) -> None:
     stored: set[str] = set()

@@ -1,6 +1,7 @@
 """The state: what each operation does, who hears of it, what a restart and a failing disk leave of it."""
 
 import asyncio
+import contextlib
 import errno
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ from babelbus.core.record import Event
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import Change, Kind
 from babelbus.core.state.tree import (
-    GOODS_AT_ONCE,
     InvalidKeyError,
     NoSuchKeyError,
     State,
@@ -279,12 +279,20 @@ async def test_testaments_are_executed_when_the_server_stops() -> None:
     assert tree(again.open_state()) == {"will": (b"1", 0)}
 
 
+@pytest.fixture
+def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a testament delete two keys, and look at one name, in one turn of the event loop."""
+    monkeypatch.setattr("babelbus.core.state.tree.DELETIONS_AT_ONCE", 2)
+    monkeypatch.setattr("babelbus.core.state.key_index.NAMES_AT_ONCE", 1)
+
+
+@pytest.mark.parametrize("goods", [["goods/?"], [f"goods/{number}" for number in range(6)]])
+@pytest.mark.usefixtures("small_turns")
 @in_loop
-async def test_a_long_testament_takes_turns_with_others() -> None:
+async def test_a_long_testament_takes_turns_with_others(goods: list[str]) -> None:
     state = Bus().open_state()
-    goods = [f"goods/{number}" for number in range(GOODS_AT_ONCE + 2)]
-    for key in goods:
-        state.set(key, b"1")
+    for number in range(6):
+        state.set(f"goods/{number}", b"1")
     state.set_testament("one", Testament(tuple(map(pattern, goods)), (("will", raw("1")),)))
     await done([state.commit("one")])
     left: list[int] = []
@@ -293,15 +301,50 @@ async def test_a_long_testament_takes_turns_with_others() -> None:
     while not over.is_set():
         left.append(len(tree(state)))
         await asyncio.sleep(0)
-    assert left == [2, 1]
+    assert left == [6, 6, 4, 2]
     assert tree(state) == {"will": (b"1", 0)}
 
 
+@pytest.mark.parametrize("deleted", ["goods/0", "goods/5"])
+@pytest.mark.usefixtures("small_turns")
+@in_loop
+async def test_what_others_do_between_the_turns_of_a_testament_stands(deleted: str) -> None:
+    state = Bus().open_state()
+    for number in range(6):
+        state.set(f"goods/{number}", b"1")
+    state.set_testament("one", Testament((pattern("goods/?"),)))
+    over = asyncio.Event()
+    state.execute_in_turns("one", "one", over.set)
+    await turns(2)
+    with contextlib.suppress(NoSuchKeyError):
+        state.delete(deleted)
+    state.set("goods/new", b"2")
+    await over.wait()
+    assert tree(state) == {"goods/new": (b"2", 0)}
+
+
+@in_loop
+async def test_grave_goods_are_deleted_in_the_order_of_their_patterns() -> None:
+    state = Bus().open_state()
+    ear = Ear(state)
+    for key in ("a", "a/b", "c", "c/d"):
+        state.set(key, b"1")
+    state.set_testament("one", Testament(tuple(map(pattern, ("c/d", "?/b", "c/#", "#")))))
+    await done([state.commit("one")])
+    ear.heard.clear()
+    state.execute("one")
+    await done([state.commit("one")])
+    assert [key for kind, key, _ in ear.told if kind == Kind.DELETED] == ["c/d", "a/b", "c", "a"]
+
+
+@pytest.mark.usefixtures("small_turns")
 @in_loop
 async def test_a_long_testament_ends_when_its_owner_is_back_or_the_server_stops() -> None:
     bus = Bus()
     state = bus.open_state()
-    goods = tuple(pattern(f"goods/{number}") for number in range(GOODS_AT_ONCE + 2))
+    goods = (pattern("goods/?"),)
+    for number in range(6):
+        state.set(f"goods/{number}", b"1")
     for owner in ("back", "gone"):
         state.set_testament(owner, Testament(goods, ((owner, raw("1")),)))
     over: list[str] = []
@@ -349,20 +392,21 @@ async def test_a_full_disk_takes_all_changes_of_the_commit_back() -> None:
     assert tree(state) == before | {"will": (b"1", 0)}
 
 
+@pytest.mark.usefixtures("small_turns")
 @in_loop
 async def test_a_long_testament_that_the_disk_refuses_in_between_is_executed_at_the_next_start() -> None:
     files = FaultyFiles()
     bus = Bus(files)
     state = bus.open_state()
-    goods = [f"goods/{number}" for number in range(GOODS_AT_ONCE + 1)]
-    for key in goods:
-        state.set(key, b"1")
-    state.set_testament("one", Testament(tuple(map(pattern, goods)), (("will", raw("1")),)))
+    for number in range(3):
+        state.set(f"goods/{number}", b"1")
+    state.set_testament("one", Testament((pattern("goods/?"),), (("will", raw("1")),)))
     await done([state.commit("one")])
     before = tree(state)
     files.bytes_max = files.bytes_used
     over: list[int] = []
     state.execute_in_turns("one", "one", lambda: over.append(len(tree(state))))
+    await turns(3)
     files.bytes_max = 2**62
     await turns()
     assert over == [len(before)]

@@ -6,7 +6,7 @@ half the memory: a leaf is an empty tuple.
 """
 
 import sys
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -18,6 +18,8 @@ LEAVES_MAX = 16
 """Most names of leaves in a tuple: each new name copies the tuple."""
 PARENTS_MAX = 4096
 """Parents that are found without a walk: new keys mostly come to a parent that others came to lately."""
+NAMES_AT_ONCE = 10_000
+"""Names that a search for several patterns looks at before others may have a turn: about 10 ms."""
 
 
 class KeyPattern(msgspec.Struct, frozen=True):
@@ -36,6 +38,32 @@ class KeyPattern(msgspec.Struct, frozen=True):
         if len(parts) < len(elements) if self.rest else len(parts) != len(elements):
             return False
         return all(element is None or element == part for element, part in zip(elements, parts, strict=False))
+
+
+class _Wanted:
+    """Patterns that begin with the same elements, as a tree; patterns are known by their numbers."""
+
+    __slots__ = ("any", "first", "names", "rest")
+
+    def __init__(self) -> None:
+        self.names: dict[str, _Wanted] = {}
+        self.any: _Wanted | None = None
+        self.first = _NEVER
+        """The first pattern that means a key here."""
+        self.rest = _NEVER
+        """The first pattern that means all keys here and below."""
+
+    def add(self, number: int, pattern: KeyPattern) -> None:
+        """Add a pattern whose number is larger than those of the patterns before."""
+        wanted = self
+        for element in pattern.elements:
+            if element is not None:
+                wanted = wanted.names.setdefault(element, _Wanted())
+            else:
+                wanted.any = wanted = wanted.any or _Wanted()
+        wanted.first = min(wanted.first, number)
+        if pattern.rest:
+            wanted.rest = min(wanted.rest, number)
 
 
 class Names:
@@ -175,6 +203,32 @@ class Names:
             nodes = deeper
         return found
 
+    def search(self, patterns: Iterable[KeyPattern], found: list[tuple[int, str]]) -> Iterator[None]:
+        """Append each key with a value that patterns mean to `found` once, with the number of the first such pattern.
+
+        Looks at each name once, however many patterns may mean it; yields wherever others may have a turn. A key that
+        comes or goes meanwhile may be found or not.
+        """
+        wanted = _Wanted()
+        for number, pattern in enumerate(patterns):
+            wanted.add(number, pattern)
+        keys: Container[str] = self._keys
+        nodes: list[_Place] = [("", self._root, (wanted,), wanted.rest)]
+        seen = 0
+        while nodes:
+            deeper: list[_Place] = []
+            for place in nodes:
+                for first, key, below in _below(*place):
+                    seen += 1
+                    if first < _NEVER and key in keys:
+                        found.append((first, key))
+                    if below is not None:
+                        deeper.append(below)
+                if seen >= NAMES_AT_ONCE:
+                    seen = 0
+                    yield
+            nodes = deeper
+
     def _find(self, elements: Sequence[str | None]) -> list[tuple[str, Node]]:
         """Return path and node of everything that these elements mean."""
         if not elements:
@@ -193,6 +247,9 @@ class Names:
 
 
 _LEAF: tuple[str, ...] = ()
+_NEVER = sys.maxsize
+_Place = tuple[str, Node, tuple[_Wanted, ...], int]
+"""The path of a node's children up to their names, the node, what patterns want of it, and the first that wants all."""
 
 
 def _with_leaf(leaves: tuple[str, ...], name: str) -> Node:
@@ -220,3 +277,25 @@ def _child(node: Node, name: str) -> Node:
 def _children(node: Node) -> Iterable[tuple[str, Node]]:
     """Return names and nodes of all children of a node."""
     return node.items() if isinstance(node, dict) else [(name, _LEAF) for name in node]
+
+
+def _below(prefix: str, node: Node, wanted: tuple[_Wanted, ...], rest: int) -> Iterator[tuple[int, str, _Place | None]]:
+    """Yield the first pattern for each child that patterns mean, its key, and its place if it has children."""
+    named = _named(node, wanted)
+    others = tuple(one.any for one in wanted if one.any is not None)
+    for name in node if others or rest < _NEVER else named:
+        below = others + named.get(name, ())
+        first, all_of = min([rest, *[one.first for one in below]]), min([rest, *[one.rest for one in below]])
+        key, child = prefix + name, _child(node, name)
+        yield first, key, (key + SEPARATOR, child, below, all_of) if child else None
+
+
+def _named(node: Node, wanted: tuple[_Wanted, ...]) -> dict[str, tuple[_Wanted, ...]]:
+    """Return what patterns want of the children that they name."""
+    named: dict[str, tuple[_Wanted, ...]] = {}
+    for one in wanted:
+        fewer, more = (one.names, node) if len(one.names) < len(node) else (node, one.names)
+        for name in fewer:
+            if name in more:
+                named[name] = (*named.get(name, ()), one.names[name])
+    return named
