@@ -88,8 +88,8 @@ class Groups:
         self._factories: dict[str, FilterFactory] = {"header": header_filter}
         self._groups: dict[tuple[str, str], Group] = {}
         self._encoded: dict[Group, msgspec.Raw] = {}
-        self._waiting: list[StoredGroup] = []
-        """Groups of damaged topics, kept as they are."""
+        self._waiting: list[tuple[StoredGroup, msgspec.Raw]] = []
+        """Groups of damaged topics, kept as they are, with their encoded form."""
         self._unsaved = False
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -404,15 +404,15 @@ class Groups:
             StorageError: the disk refused.
         """
         self._sequence, groups = self._file.load()
-        self._restore(groups)
+        self._restore(zip(groups, map(_encode, groups), strict=True))
         if self._unsaved:
             self._note_unsaved()
 
-    def _restore(self, groups: Iterable[StoredGroup]) -> None:
-        for stored in groups:
+    def _restore(self, groups: Iterable[tuple[StoredGroup, msgspec.Raw]]) -> None:
+        for stored, encoded in groups:
             topic = self._door.find_topic(stored.topic)
             if stored.topic in self._door.damaged_topics:
-                self._waiting.append(stored)
+                self._waiting.append((stored, encoded))
                 continue
             if topic is None:
                 log.info("group %r is forgotten: its topic %r is gone", stored.name, stored.topic)
@@ -447,7 +447,7 @@ class Groups:
         for group in self._groups.values():
             if group not in self._encoded:
                 self._encoded[group] = _encode(group.to_store())
-        groups = [*map(_encode, self._waiting), *(self._encoded[group] for group in self._groups.values())]
+        groups = [encoded for _, encoded in self._waiting] + [self._encoded[group] for group in self._groups.values()]
         self._writer.last.when_done(self._written)
         return partial(self._file.write, self._sequence, groups)
 
