@@ -107,6 +107,14 @@ def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: 
     assert len(served.rows("fetch", "half", "--json")) == 1
 
 
+@pytest.mark.parametrize("content", [None, '{"paylod":"b"}'])
+def test_an_import_of_a_wrong_file_makes_no_topic(served: Served, tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "wrong.json").write_text(content)
+    served.run("import", "nothing", str(tmp_path / "wrong.json"), "--create", code=1)
+    assert "nothing" not in [row["name"] for row in served.rows("topics", "list", "--json")]
+
+
 def test_what_stands_before_the_cut_of_a_compressed_file_is_imported_and_counted(served: Served) -> None:
     lines = "".join(f'{{"payload":"{number}"}}\n' for number in range(20_000)).encode()
     (served.folder / "cut.json.gz").write_bytes(gzip.compress(lines, 0)[:-100])

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -58,14 +59,14 @@ def import_(
     """
     clock = SystemClock()
     start = clock.monotonic()
-    count_partitions = _find_topic(target, topic, create)
     size = os.path.getsize(file) if file != "-" and os.path.isfile(file) else None
-    with (
-        target.connect() as client,
-        progress(f"import {topic}", size, "bytes") as advance,
-    ):
-        choose = _partition_chooser(count_partitions, partition)
-        count = _publish(client, topic, _read_file(file, form, advance), choose)
+    with progress(f"import {topic}", size, "bytes") as advance:
+        records = _read_file(file, form, advance)
+        if create:
+            records = _begin(records)
+        choose = _partition_chooser(_find_topic(target, topic, create), partition)
+        with target.connect() as client:
+            count = _publish(client, topic, records, choose)
     tell_done("imported", topic, file, count, clock.monotonic() - start, as_json)
 
 
@@ -148,6 +149,11 @@ def _batches(
 def _read_file(file: str, form: str, advance: Callable[[int], object]) -> "Iterator[tuple[Record, int]]":
     with open_file(file, advance) as input_:
         yield from _from_json(input_) if form == "json" else _from_log(input_)
+
+
+def _begin(records: "Iterator[tuple[Record, int]]") -> "Iterator[tuple[Record, int]]":
+    """Return records whose first one has been read: a file that cannot be read must not leave an empty topic."""
+    return chain(list(islice(records, 1)), records)
 
 
 def _from_json(input_: IO[bytes]) -> "Iterator[tuple[Record, int]]":
