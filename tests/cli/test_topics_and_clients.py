@@ -81,6 +81,19 @@ def test_a_client_is_let_in_and_locked_out_while_the_server_runs(served: Served)
     assert "clients add" in served.run("publish", "doors", "hello", *remote, code=1)
 
 
+def test_a_client_that_removes_itself_is_told_that_it_is_out(served: Served) -> None:
+    (made,) = served.rows("clients", "add", "leaver", "--admin", "--json")
+    remote = (
+        "--server", served.ready["addresses"]["jebp"], "--identity", made["key_file"],
+        "--server-fingerprint", made["server_fingerprint"],
+    )  # fmt: skip
+    told = served.run("clients", "remove", "leaver", "--yes", *remote)
+    assert "client leaver is removed" in told
+    assert "it was the client of this command" in told
+    assert "leaver" not in [one["name"] for one in served.rows("clients", "list", "--json")]
+    assert "clients add" in served.run("clients", "remove", "leaver", "--yes", *remote, code=1)
+
+
 def test_a_client_with_a_certificate_of_its_own_gets_no_key_here(served: Served) -> None:
     (made,) = served.rows("clients", "add", "plant7", "--fingerprint", "AB" * 32, "--json")
     assert (made["fingerprint"], made["key_file"]) == ("ab" * 32, None)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import click
@@ -12,9 +12,6 @@ from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, ex
 from babelbus.cli.output import print_all, print_json, print_line
 from babelbus.cli.target import Target, client_options, lock_owner
 from babelbus.storage.notes import MEMBERSHIP_NAME
-
-if TYPE_CHECKING:
-    from babelbus.cli.api import AdminApi
 
 Client = dict[str, Any]
 """Name, fingerprint and right of a client: `name`, `fingerprint`, `admin`."""
@@ -171,8 +168,10 @@ class _Lists(Protocol):
 class _ServerLists:
     """The list of a running server, through its API."""
 
-    def __init__(self, api: "AdminApi") -> None:
-        self._api = api
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._api = target.api()
+        self._effect = "in effect: the server has taken it"
         self.server_fingerprint: str | None = None
 
     def entries(self) -> list[Client]:
@@ -190,10 +189,29 @@ class _ServerLists:
         self._api.call("PATCH", path_of("clients", entry["fingerprint"]), body)
 
     def remove(self, fingerprint: str) -> None:
-        self._api.call("DELETE", path_of("clients", fingerprint))
+        try:
+            self._api.call("DELETE", path_of("clients", fingerprint))
+        except CommandError:
+            if not self._is_refused():
+                raise
+            # The server closes the connections of a client that it removes, before it answers.
+            self._effect = "in effect: it was the client of this command, which the server refuses from now on"
+
+    def _is_refused(self) -> bool:
+        """Return whether the server does not know the client of this command any more."""
+        if self._target.remote is None:
+            return False
+        from babelbus.client import NotAuthorisedError
+
+        self._target.close()
+        try:
+            with self._target.connect():
+                return False
+        except CommandError as error:
+            return isinstance(error.__cause__, NotAuthorisedError)
 
     def effect(self) -> str:
-        return "in effect: the server has taken it"
+        return self._effect
 
 
 class _FolderLists:
@@ -248,7 +266,7 @@ def _lists(target: Target) -> _Lists:
                     " admin.enabled"
                 )
             return _FolderLists(target)
-    return _ServerLists(target.api())
+    return _ServerLists(target)
 
 
 def _find(entries: list[Client], who: str) -> Client:
