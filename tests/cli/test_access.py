@@ -51,6 +51,20 @@ def test_rows_are_granted_denied_listed_and_revoked(near: Near) -> None:
     assert "keeps no row" in near.run("access", "revoke", "rita", "read", "x", code=1)
 
 
+def test_a_right_that_another_row_still_gives_is_told_when_it_is_revoked(near: Near) -> None:
+    near.run("principals", "add", "ruth", "--role", "editors", "--fingerprint", "56" * 32)
+    near.run("access", "grant", "role:editors", "*", "wide/#")
+    near.run("access", "grant", "ruth", "read", "wide/today")
+    told = near.run("access", "revoke", "ruth", "read", "wide/today")
+    assert "ruth still may, because of the row: allow role:editors * wide/# (table)" in told
+    assert told.endswith("babelbus access deny ruth read wide/today\n")
+    told = near.run("access", "revoke", "ruth", "read", "wide/today", code=1)
+    assert "the row allow role:editors * wide/# (table) allows it: remove that row, or add one that denies" in told
+    near.run("access", "deny", "ruth", "read", "wide/today")
+    assert "allows it" not in near.run("access", "revoke", "ruth", "read", "wide/today", code=1)
+    assert "still" not in near.run("access", "revoke", "role:editors", "*", "wide/#")
+
+
 def test_two_who_change_at_once_get_a_conflict(near: Near) -> None:
     version = near.rows("access", "grant", "rita", "read", "a", "--json")[0]["version"]
     near.run("access", "grant", "rita", "read", "b", "--version", str(version))

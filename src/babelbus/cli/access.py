@@ -1,5 +1,6 @@
 """`babelbus access`: the table of who may do what, of a running server (docs/access.md)."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,9 @@ def revoke(
         print_json(row | made)
     else:
         print_line(f"removed {row['effect']} {who} {action} {pattern}: version {made['version']}")
+        for other in made.get("allowing", ()):  # a server of an earlier release does not say it
+            command = shlex.join(["babelbus", "access", "deny", who, action, pattern])
+            print_line(f"{who} still may, because of the row: {_text(other)}; to except {pattern} from it: {command}")
 
 
 @access.command("roles", epilog=examples("babelbus access roles", "babelbus access roles --json"))
@@ -140,15 +144,17 @@ def explain(target: Target, principal: str, action: str, subject: str, as_json: 
     print_line(f"{principal} {'may' if found['allowed'] else 'may not'} {action} {found['subject']}")
     row = found["row"]
     if row is not None:
-        print_line(
-            f"because of the row: {row['effect']} {row['who']} {row['action']} {row['pattern']} ({row['origin']})"
-        )
+        print_line(f"because of the row: {_text(row)}")
     elif not found["exists"]:
         print_line(f"because there is no principal {principal}")
     else:
         print_line("because no row allows it")
     if not found["enforcing"]:
         print_line("the gate is off: nobody is asked yet")
+
+
+def _text(row: dict[str, str]) -> str:
+    return f"{row['effect']} {row['who']} {row['action']} {row['pattern']} ({row['origin']})"
 
 
 @access.command("check", epilog=examples("babelbus access check"))

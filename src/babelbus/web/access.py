@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from babelbus.config import QuotaSettings
-from babelbus.core.access import ACTIONS, InvalidAccessError, Principal, Row
+from babelbus.core.access import ACTIONS, Effect, InvalidAccessError, Principal, Row
 from babelbus.core.access.gate import AccessConflictError, Gate
 from babelbus.core.access.model import check_name
 from babelbus.core.access.table import ADMIN_ROLE, KEPT, MODE_ID, Edit, Mode, edits_for, id_of
@@ -126,12 +126,17 @@ class AccessRoutes:
     async def _revoke(self, call: Call) -> web.Response:
         """Remove rows; a row that the table does not keep is an error, so that a slip is noticed."""
         body = await read_body(call, RowsBody)
+        table = self._gate.table
         for row in body.rows:
-            if id_of(row) not in self._gate.table.entries:
-                raise InvalidAccessError(
-                    f"the table keeps no row {row.effect.value} {row.who} {row.action} {row.pattern}"
-                )
-        return answer({"version": await self._gate.remove(body.rows, call.principal, version=body.version)})
+            if id_of(row) not in table.entries:
+                allowing = table.allowing(row) if row.effect is Effect.ALLOW else None
+                hint = f"; {_text(*allowing)} allows it: remove that row, or add one that denies" if allowing else ""
+                raise InvalidAccessError(f"the table keeps no row {_text(row)}{hint}")
+        version = await self._gate.remove(body.rows, call.principal, version=body.version)
+        allowed = [table.allowing(row) for row in body.rows if row.effect is Effect.ALLOW]
+        return answer(
+            {"version": version, "allowing": [_row(row) | {"origin": at} for row, at in filter(None, allowed)]}
+        )
 
     async def _explain(self, call: Call) -> web.Response:
         action = ACTIONS.get(read_text(call, "action"))
@@ -311,6 +316,11 @@ class AccessRoutes:
 
 def _row(row: Row) -> dict[str, Any]:
     return {"who": row.who, "action": row.action, "pattern": row.pattern, "effect": row.effect.value}
+
+
+def _text(row: Row, origin: str = "") -> str:
+    text = f"{row.effect.value} {row.who} {row.action} {row.pattern}"
+    return f"the row {text} ({origin})" if origin else text
 
 
 def _root(root: str | msgspec.UnsetType | None, known: str | msgspec.UnsetType) -> str | msgspec.UnsetType:

@@ -176,6 +176,22 @@ def test_a_row_outside_the_root_is_a_fault() -> None:
     ]
 
 
+def test_the_row_that_allows_all_of_another_row_is_found() -> None:
+    made = table(ALICE, PUBLISH, Row("*", "*", "open/#"), Row("bob", "publish", "#"))
+    for row, allowing in (
+        (Row("alice", "publish", "plant/alice/x"), PUBLISH),
+        (Row("role:sensors", "publish", "plant/{name}/x"), PUBLISH),
+        (Row("alice", "publish", "plant/bob/x"), None),
+        (Row("alice", "publish", "plant/#"), None),
+        (Row("alice", "read", "plant/alice/x"), None),
+        (Row("alice", "read", "open/x"), Row("*", "*", "open/#")),
+        (Row("bob", "publish", "x/#"), Row("bob", "publish", "#")),
+    ):
+        assert made.allowing(row) == (None if allowing is None else (allowing, "table"))
+    change(made, put=[Row("*", "publish", "plant/alice/#", Effect.DENY)])
+    assert made.allowing(Row("alice", "publish", "plant/alice/x")) is None
+
+
 def test_faults_are_named() -> None:
     made = table(
         ALICE,

@@ -199,6 +199,23 @@ class Table:
             subject,
         )
 
+    def allowing(self, row: Row) -> tuple[Row, str] | None:
+        """Return a row that allows all that `row` allows, with its origin; `None` without one or if a row denies it."""
+        principal = self.principal(row.who)
+        roles = () if principal is None else principal.roles
+        whos = {row.who, EVERYBODY, *(ROLE_PREFIX + role for role in roles)}
+        name = "name" if principal is None else row.who
+        patterns = read_pattern(row.pattern, name)
+
+        def covers(other: Row) -> bool:
+            rows = RowSet((other,), name)
+            return other.who in whos and all(rows.contains(other.effect, row.action, pattern) for pattern in patterns)
+
+        rows = [pair for pair in self.rows() if covers(pair[0])]
+        if any(other.effect is Effect.DENY for other, _ in rows):
+            return None
+        return next(iter(rows), None)
+
     def faults(self) -> list[str]:
         """Return what is odd: rows that can never match or decide, and principals without rows."""
         found = []
