@@ -70,7 +70,6 @@ def line_of(record: dict[str, Any]) -> str:
 def _what(record: dict[str, Any]) -> str:
     if record["kind"] != "change":
         return " ".join(filter(None, (record.get("action"), record.get("subject"), record.get("reason"))))
-    # a table file that is the first one has one more None before it
     entries = map(_entry, record.get("before", []), record.get("after", []))
     where = f"version {record['version']}" if "version" in record else "list of clients"
     return f"{where}: {', '.join(entries)}"

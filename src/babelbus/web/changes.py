@@ -47,6 +47,6 @@ class Changes:
         self.note("topic", f"topic {name!r} was {what}", by.name, name)
 
     def _note_access(self, by: Identity, version: int, before: list[Any], after: list[Any]) -> None:
-        count = max(len(before), len(after))
+        count = len(after)
         entries = "1 entry" if count == 1 else f"{count} entries"
         self.note("access", f"the table of access has version {version}: {entries} changed", by.name)

@@ -308,6 +308,9 @@ async def test_a_table_file_replaces_what_the_last_one_brought_and_keeps_credent
     }
     await gate.apply_file("", "table.toml", SERVER)
     assert {row for row, origin in gate.table.rows() if origin == "table"} == {own}
+    await gate.audit.close()
+    changes = audited(bus.broker.topic("$audit"))
+    assert [(len(one.before), len(one.after)) for one in changes] == [(2, 2), (2, 2), (3, 3)]
     await bus.broker.close()
 
 

@@ -261,11 +261,11 @@ class Gate:
             if not edits:
                 return self.table.version
             self._check_lock_out(edits, by)
-            before = [entries.get(id_) for id_, _ in edits]
+            shown = [(entries.get(id_), entry) for id_, entry in edits if id_ != FILE_ID]
             await self._append({id_: None if entry is None else _encode(entry) for id_, entry in edits}, by)
             self.table.apply(edits)
-            after = [entry for _, entry in edits]
-            self.audit.changed(by, self.table.version, _shown(before), _shown(after))
+            before, after = (_shown([pair[side] for pair in shown]) for side in (0, 1))
+            self.audit.changed(by, self.table.version, before, after)
             self._tell()
             return self.table.version
 
@@ -412,6 +412,6 @@ def _shown(entries: Sequence[Entry | None]) -> list[Any]:
         if isinstance(entry, Principal):
             bare = tuple(msgspec.structs.replace(one, data={}) for one in entry.credentials)
             shown.append(msgspec.to_builtins(msgspec.structs.replace(entry, credentials=bare)))
-        elif not isinstance(entry, FileIds):
+        else:
             shown.append(None if entry is None else msgspec.to_builtins(entry))
     return shown
