@@ -133,7 +133,8 @@ def test_a_damaged_note_is_named_with_what_to_do(stopped: Shell, name: str) -> N
         done = stopped.run_raw(command)
         assert done.returncode == 1
         assert f"{path}: note: " in done.stdout
-        assert "put a copy of the file back" in done.stdout
+        assert "(repair leaves it: put a copy of the file back" in done.stdout
+        assert "nothing: " not in done.stdout
 
 
 def test_what_cannot_be_read_or_repaired_is_named_and_the_rest_is_repaired(stopped: Shell) -> None:
@@ -160,7 +161,8 @@ def test_what_cannot_be_read_or_repaired_is_named_and_the_rest_is_repaired(stopp
     assert {line.partition(": ")[0] for line in left} == {
         f"{topics}/{path}" for path in ("stray", "c/0", "b/0", "b/0/checkpoint")
     }
-    assert f"{topics}/b/0: unreadable: the disk refused the repair: Is a directory" in done.stdout
+    refused = "unreadable: the disk refused the repair: Is a directory (to do: mend the disk, then repair again)"
+    assert f"still wrong: {topics}/b/0: {refused}" in done.stdout
     assert list(log.parent.glob("*.damaged-*"))
     assert str(log) not in stopped.run_raw("check").stdout
 

@@ -327,4 +327,6 @@ def show_problem(problem: "Problem", label: str) -> str:
     if problem.offset is not None:
         last = "" if problem.next_offset is None else f" to {problem.next_offset - 1}"
         where += f", offset {problem.offset}{last}"
-    return f"{problem.file}{where}: {problem.kind}: {problem.reason} ({label}: {problem.repair})"
+    advice = problem.repair.removeprefix("nothing: ")
+    outcome = f"{label}: {advice}" if advice == problem.repair else f"repair leaves it: {advice}"
+    return f"{problem.file}{where}: {problem.kind}: {problem.reason} ({outcome})"

@@ -47,7 +47,7 @@ LOST_HEADER = b"$lost"
 """Header of the record that stands for a lost end behind which nothing was stored: first lost offset i64, next i64."""
 LOST = struct.Struct(">qq")
 
-REPAIR_AGAIN = "nothing is lost: mend the disk, then repair again"
+REPAIR_AGAIN = "mend the disk, then repair again"
 
 Range = tuple[int, int]
 
