@@ -339,6 +339,27 @@ def test_wrong_new_files_leave_the_certificate_in_use_and_are_told_once(
             ask(client, "zbus")
 
 
+def test_a_reload_names_all_wrong_files_and_loads_the_others(authority: Authority) -> None:
+    certificates = Certificates(TlsSettings())
+    made: dict[str, Tls] = {}
+    for section in ("zbus", "worterbuch", "eventmesh", "admin"):
+        cert, key = map(str, authority.issue("both" if section in ("worterbuch", "eventmesh") else section))
+        tls = certificates.make_tls(section, cert_file=cert, key_file=key)
+        assert tls is not None
+        made[section] = tls
+    before = {section: tls.context for section, tls in made.items()}
+    for section in ("zbus", "worterbuch"):
+        Path(made[section].cert_file).write_bytes(b"nonsense")
+    with pytest.raises(ConfigError) as caught:
+        certificates.reload()
+    assert [section for section in made if f"{section}.tls_cert_file" in str(caught.value)] == [
+        "zbus",
+        "worterbuch",
+        "eventmesh",
+    ]
+    assert [section for section, tls in made.items() if tls.context is not before[section]] == ["admin"]
+
+
 def test_the_watch_finds_new_files_while_the_server_runs(tmp_path: Path, authority: Authority) -> None:
     with LiveServer(all_listeners(tmp_path, settings_of(authority, reload_seconds=0.01))) as live:
         [first, *_] = live.server.certificates._all

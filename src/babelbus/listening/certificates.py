@@ -155,11 +155,17 @@ class Certificates:
         """Load all files again; blocks. A listener whose files are wrong keeps its certificate.
 
         Raises:
-            ConfigError: some file is wrong.
+            ConfigError: some files are wrong; the message names all of them.
         """
+        faults: dict[str, None] = {}  # listeners may share their files
         with self._lock:
             for tls in self._all:
-                tls.load()
+                try:
+                    tls.load()
+                except ConfigError as error:
+                    faults[str(error)] = None
+        if faults:
+            raise ConfigError("; ".join(faults))
 
     def check(self) -> None:
         """Load the files that changed; blocks. The log tells once that new files are wrong."""

@@ -480,9 +480,11 @@ class Server:
         self._import_clients()
         await self.topic_list.reconcile(listed, before)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
-        await run(None, self.certificates.reload)
-        if self._core_end is not None:
-            await self._core_end.reload()
+        try:
+            await run(None, self.certificates.reload)
+        finally:  # a wrong certificate is wrong for one listener
+            if self._core_end is not None:
+                await self._core_end.reload()
 
     def _note_changes(self, clients: Mapping[str, ClientEntry | None], by: Identity) -> None:
         """Record in the audit what the lists of clients say otherwise than before."""
