@@ -42,6 +42,13 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
     return user
 
 
+def test_a_file_of_contexts_that_the_disk_refuses_is_named(user: User) -> None:
+    user.file.unlink()
+    user.file.symlink_to("/proc/self/mem")  # whose first byte cannot be read
+    told = user.run("context", "list", code=1).output
+    assert f"the file of contexts {user.file} cannot be read: Input/output error" in told
+
+
 def test_options_go_before_the_environment_that_before_the_context_in_use_and_that_before_the_folder(
     user: User,
 ) -> None:

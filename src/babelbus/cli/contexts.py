@@ -71,7 +71,7 @@ def load() -> Contexts:
     """Read the contexts; without a file there are none.
 
     Raises:
-        CommandError: the file is damaged, or open to others.
+        CommandError: the file cannot be read, is damaged, or is open to others.
     """
     path = file_path()
     try:
@@ -80,6 +80,8 @@ def load() -> Contexts:
             content = file.read()
     except FileNotFoundError:
         return Contexts()
+    except OSError as error:
+        raise CommandError(f"the file of contexts {path} cannot be read: {error.strerror}") from error
     import tomllib
 
     if mode & 0o077:
