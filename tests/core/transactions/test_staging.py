@@ -680,6 +680,16 @@ async def test_a_part_whose_head_is_damaged_is_named_and_left_and_the_others_are
 
 
 @in_loop
+async def test_a_file_that_the_disk_refuses_at_the_start_is_named() -> None:
+    stage = Stage()
+    await stage.close()
+    stage.files.replace_file(f"{FOLDER}/backup", b"")
+    stage.files.fail("unlink", errno.EISDIR)
+    with pytest.raises(DiskError, match=f"opening {FOLDER}/backup: Is a directory"):
+        stage.staging.open()
+
+
+@in_loop
 async def test_a_torn_end_of_a_part_is_no_damage() -> None:
     stage = Stage()
     await stage.staged("a", b"1")

@@ -112,19 +112,22 @@ class Staging:
         Raises:
             DiskError: the disk refused.
         """
+        path = self._folder
         try:
             self._files.make_folder(self._folder)
             names = self._files.list_folder(self._folder)
             for name in names:
+                path = f"{self._folder}/{name}"
                 if name.endswith(STATE_SUFFIX):
                     self._open_state(name)
                 elif not name.endswith(PART_SUFFIX):  # a state that a crash left half written
-                    self._files.unlink(f"{self._folder}/{name}")
+                    self._files.unlink(path)
             for name in names:
+                path = f"{self._folder}/{name}"
                 if name.endswith(PART_SUFFIX) and name.partition("-")[0] not in self._damaged:
                     self._parts.recover(name, keep=self._is_wanted, named=self._is_named)
         except OSError as error:
-            raise disk_error(error, f"opening {self._folder}") from error
+            raise disk_error(error, f"opening {path}") from error
         self._committer.resume([one for one in self._transactions.values() if one.state.pending is not None])
 
     def _open_state(self, name: str) -> None:
