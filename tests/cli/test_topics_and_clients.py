@@ -31,6 +31,11 @@ def test_a_topic_that_has_lost_its_partition_is_given_up(tmp_path: Path) -> None
         shutil.rmtree(tmp_path / "data/topics/lost/0")
         served = Served(tmp_path)
         assert "cannot be opened" in served.run("topics", "remove", "lost", code=1)
+        (made,) = served.rows("clients", "add", "plain", "--json")
+        plain = ("--server", served.ready["addresses"]["jebp"], "--identity", made["key_file"])
+        told = served.run("topics", "remove", "lost", "--yes", *plain, code=1)
+        assert "no right to manage 'lost'" in told
+        assert "if the topic is closed, its owner is not known" in told
         assert served.run("topics", "remove", "lost", "--yes") == "topic lost is removed\n"
         assert "there is no topic" in served.run("topics", "remove", "lost", "--yes", code=1)
         served.run("topics", "create", "lost")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from babelbus.cli.api import ApiError, path_of
-from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, yes_option
+from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.output import human_bytes, plural, print_all, print_json, print_line, print_table
 from babelbus.cli.serve import flag_of, metavar_of
 from babelbus.cli.target import Target, bus_options
@@ -134,10 +134,18 @@ def remove_topic(target: Target, name: str, yes: bool, as_json: bool) -> None:
         records = _records(api.topic(name))
         amount = f" with {plural(records, 'record')}"
     except ApiError as error:
-        if error.code != "unknown_topic" or not yes:
+        if error.code not in ("unknown_topic", "refused") or not yes:
             raise
     ask_first(yes, f"remove topic {name}{amount}", " There is no way back")
-    api.call("DELETE", path_of("topics", name))
+    try:
+        api.call("DELETE", path_of("topics", name))
+    except ApiError as error:
+        if error.code != "refused":
+            raise
+        raise CommandError(
+            f"{error}; its owner can remove it, and everybody with the right to manage it; if the topic is closed, its "
+            f"owner is not known"
+        ) from error
     if as_json:
         print_json({"removed": name, "records": records})
     else:
