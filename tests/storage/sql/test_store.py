@@ -703,11 +703,12 @@ def test_a_second_server_on_the_same_file_is_refused(place: Place) -> None:
     assert place.log().next_offset == 0
 
 
+@pytest.mark.parametrize("version", [1, 99])
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_tables_of_a_newer_version_are_refused_and_not_touched(
-    kind: str, place: Place, request: pytest.FixtureRequest
+def test_tables_of_another_version_are_refused_and_not_touched(
+    kind: str, version: int, place: Place, request: pytest.FixtureRequest
 ) -> None:
-    change = "UPDATE babelbus SET value = 99 WHERE name = 'schema'"
+    change = f"UPDATE babelbus SET value = {version} WHERE name = 'schema'"
     if kind == "sqlite":
         place.log()
         place.store.close()
@@ -720,7 +721,7 @@ def test_tables_of_a_newer_version_are_refused_and_not_touched(
         remote.close()
         server.sql(change)
         store = DatabaseStore(server.url(), LocalFiles(), ManualClock(NOW))
-    with pytest.raises(SchemaVersionError, match="version 99, this Babelbus knows version 2"):
+    with pytest.raises(SchemaVersionError, match=f"version {version}, this Babelbus knows version 2: export"):
         open_log(store, "t", 0, LogSettings())
 
 

@@ -17,12 +17,8 @@ from babelbus.storage.sql.batches import Batch, examine, fetch
 from babelbus.storage.sql.database import Database
 from babelbus.storage.sql.store import choose_database
 from babelbus.storage.sql.tables import (
-    CONVERTING,
-    ROW_VERSION,
-    SchemaVersionError,
     batches,
-    find_version,
-    meta,
+    has_tables,
     partitions,
     topics,
 )
@@ -58,14 +54,8 @@ def check_database(url: str, files: FileSystem, *, progress: Progress | None = N
     database.look()
     try:
         with database.read() as connection:
-            version = find_version(connection, database.name)
-            if version is None:
+            if not has_tables(connection, database.name):
                 return report
-            converting = connection.execute(select(meta.c.name).where(meta.c.name == CONVERTING)).scalar()
-            if version == ROW_VERSION or converting:
-                raise SchemaVersionError(
-                    f"{database.name} is of an older release and not converted yet; start the server, which converts it"
-                )
             total = connection.execute(select(func.sum(batches.c.size_bytes))).scalar() or 0
         places, report.problems = _places(database, live=live)
         meter = Meter(progress, int(total))

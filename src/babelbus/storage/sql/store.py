@@ -19,8 +19,7 @@ from babelbus.storage.room import QUEUE_BYTES_MAX, Room
 from babelbus.storage.sql.database import Database
 from babelbus.storage.sql.queue import QueuedLog
 from babelbus.storage.sql.sqlite import SqliteDatabase
-from babelbus.storage.sql.tables import batches, partitions, producers, topics
-from babelbus.storage.sql.upgrade import prepare
+from babelbus.storage.sql.tables import batches, make_tables, partitions, producers, topics
 
 if TYPE_CHECKING:
     from babelbus.storage.sql.postgresql import PostgresqlDatabase
@@ -62,7 +61,9 @@ class DatabaseStore:
             if not self._is_open:
                 try:
                     self._database.open()
-                    prepare(self._database)
+                    with self._database.write() as connection:
+                        make_tables(connection, self._database.name)
+                    self._database.make_durable()  # a killed server may have left commits that are not
                 except BaseException:
                     self._database.close()
                     raise

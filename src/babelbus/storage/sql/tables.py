@@ -27,12 +27,6 @@ from sqlalchemy import (
 from babelbus.errors import StorageError
 
 SCHEMA_VERSION = 2
-ROW_VERSION = 1
-"""The version with one row for each record, which `upgrade` converts."""
-CONVERTING = "converting"
-"""A row of this name says that tables of `ROW_VERSION` are still there."""
-ROW_TABLES = ("records", "ranges")
-"""Tables that only `ROW_VERSION` has."""
 
 metadata = MetaData()
 STRICT: dict[str, Any] = {"sqlite_strict": True}
@@ -113,27 +107,27 @@ def make_tables(connection: Connection, name: str) -> None:
     Raises:
         SchemaVersionError: the tables are not ours, or of another version; nothing was changed.
     """
-    if find_version(connection, name) is None:
+    if not has_tables(connection, name):
         metadata.create_all(connection)
         connection.execute(meta.insert(), [{"name": "schema", "value": SCHEMA_VERSION}, {"name": "flush", "value": 0}])
 
 
-def find_version(connection: Connection, name: str) -> int | None:
-    """Return the version of our tables, `None` when the database has no tables of ours.
+def has_tables(connection: Connection, name: str) -> bool:
+    """Return whether the database has tables of ours.
 
     Raises:
-        SchemaVersionError: tables of these names belong to another program, or have a version that is not known.
+        SchemaVersionError: tables of these names belong to another program, or have another version.
     """
     names = set(inspect(connection).get_table_names())
     if meta.name not in names:
-        strangers = sorted(names & {*metadata.tables, *ROW_TABLES})
+        strangers = sorted(names & metadata.tables.keys())
         if strangers:
             raise SchemaVersionError(f"{name} has a table {strangers[0]!r} that is not ours; use another database")
-        return None
+        return False
     version = connection.execute(select(meta.c.value).where(meta.c.name == "schema")).scalar()
-    if version not in (ROW_VERSION, SCHEMA_VERSION):
+    if version != SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"the tables in {name} have version {version}, this Babelbus knows version {SCHEMA_VERSION};"
-            " another release made them and can read them"
+            f"the tables in {name} have version {version}, this Babelbus knows version {SCHEMA_VERSION}: export the"
+            " topics with the Babelbus that made them, and import them into another database"
         )
-    return int(version)
+    return True
