@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 from collections.abc import AsyncIterator, Callable
 
 from babelbus.link.client import UNTAKEN_BYTES_MAX, EdgeListener
 from babelbus.link.core import CoreLink
-from babelbus.link.frames import BATCH, HELLO, LINK_VERSION, MAGIC, OPEN, ListenerInfo, encode
+from babelbus.link.frames import BATCH, HELLO, LINK_VERSION, OPEN, ListenerInfo, encode
 from babelbus.listening.entrances import Entrance
 from babelbus.listening.fronts import Find, FrontPlan, Way
 from babelbus.listening.sockets import open_sockets
@@ -223,10 +222,8 @@ def test_an_edge_of_another_machine_has_no_fronts() -> None:
                 ours, theirs = socket.socketpair()
                 link = CoreLink(both.core)
                 await asyncio.get_running_loop().create_unix_connection(lambda link=link: link, sock=ours)  # type: ignore[misc]
-                theirs.sendall(
-                    encode(HELLO, 0, json.dumps({"magic": MAGIC, "version": LINK_VERSION, "name": "m"}).encode())
-                    + garbage
-                )
+                hello = b'{"magic": "babelbus-link", "version": %d, "name": "m"}' % LINK_VERSION
+                theirs.sendall(encode(HELLO, 0, hello) + garbage)
                 await link.done
                 assert link.end_reason == "edge m has no fronts of 'echo'"
                 theirs.close()

@@ -31,7 +31,6 @@ from babelbus.link.frames import (
     READ_BYTES_MAX,
     READY,
     SECURE,
-    STATS,
     TAKEN,
     TLS_RECORD_BYTES_MAX,
     WINDOW_BYTES,
@@ -637,12 +636,9 @@ PAYLOADS = {
     ],
     SECURE: [b"{}", b'{"certificate": "AAAA", "fields": {"subject": 5}}'],
     LOST: [b"{}", b'{"reason": "tls", "text": "x"}', b'{"reason": "other"}'],
-    STATS: [
-        b'{"connections": -1, "accepted": -9, "refused": 0, "received_bytes": 0, "sent_bytes": 0, "cpu_seconds": -1}'
-    ],
     DATA: [b"", b"x", bytes(2**16)],
 }
-BY_AN_EDGE = (READY, OPEN, SECURE, DATA, TAKEN, BLOCKED, EOF, LOST, PING, STATS)
+BY_AN_EDGE = (READY, OPEN, SECURE, DATA, TAKEN, BLOCKED, EOF, LOST, PING)
 
 
 @pytest.mark.parametrize("seed", range(3))

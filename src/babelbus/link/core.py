@@ -30,7 +30,6 @@ from babelbus.link.frames import (
     REFUSE,
     RELOAD,
     SECURE,
-    STATS,
     STOP,
     TAKEN,
     WELCOME,
@@ -42,7 +41,6 @@ from babelbus.link.frames import (
     Loss,
     Opening,
     Secured,
-    Stats,
     Welcome,
     read,
 )
@@ -100,7 +98,6 @@ class CoreLink(Peer):
         self.place: Place | None = None
         """The place of a connection of another machine in the lobby."""
         self.peer = "local"
-        self.stats = Stats(0, 0, 0, 0, 0, 0.0)
         self.transports: dict[int, LinkedTransport] = {}
         self._deadline: asyncio.TimerHandle | None = None
         self._arriving: dict[int, _Arriving] = {}
@@ -188,8 +185,6 @@ class CoreLink(Peer):
                 transport.receive_eof()
         elif kind == BATCH:
             self._receive_batch(number, payload)
-        elif kind == STATS:
-            self.stats = read(payload, Stats)
         elif kind == READY:
             for waiting in (self.ready, self.reloaded):
                 if waiting is not None and not waiting.done():

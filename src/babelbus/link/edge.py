@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,6 @@ from babelbus.link.frames import (
     READY,
     REFUSE,
     RELOAD,
-    STATS,
     STOP,
     TAKEN,
     WELCOME,
@@ -42,7 +40,6 @@ from babelbus.link.frames import (
     LinkRefusedError,
     Loss,
     Opening,
-    Stats,
     Welcome,
     read,
 )
@@ -213,11 +210,6 @@ class EdgeLink(Peer):
             client.hold()
         self.send(PAUSED)
 
-    def beat(self) -> None:
-        """Send the figures of this edge, which are a sign of life."""
-        if self.welcome.done() and not self.welcome.cancelled() and self.welcome.exception() is None:
-            self.send_message(STATS, self._edge.stats())
-
     def ended(self, reason: str) -> None:
         """Close all clients whose sessions are gone; those that the next core continues wait for it."""
         if self._batch_timer is not None:
@@ -282,9 +274,7 @@ class Edge:
         self._slow: list[Client] = []
         self._settle_timer: asyncio.TimerHandle | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
-        self._received_bytes = self._sent_bytes = 0
-        """Bytes of links that are gone."""
-        self._accepted = self._refused = self._open_count = 0
+        self._open_count = 0
         self._all_closed: asyncio.Future[None] | None = None
         self._core_stops = False
         """Whether the core of the link takes no further clients."""
@@ -380,19 +370,6 @@ class Edge:
         """Clients of this edge."""
         return len(self.waiting) + (0 if self._link is None else len(self._link.clients))
 
-    def stats(self) -> Stats:
-        """Return the figures of this edge."""
-        link = self._link
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return Stats(
-            self.connections,
-            self._accepted,
-            self._refused,
-            self._received_bytes + (0 if link is None else link.received_bytes),
-            self._sent_bytes + (0 if link is None else link.sent_bytes),
-            usage.ru_utime + usage.ru_stime,
-        )
-
     def disconnect(self, reason: str = "this edge left") -> None:
         """End the link and the connections of its clients; listeners stay open. `on_lost` is not called."""
         link, self._link = self._link, None
@@ -443,7 +420,6 @@ class Edge:
 
     def enter(self, client: Client) -> bool:
         """Open a client at the core, or keep it until there is a link, or refuse it."""
-        self._accepted += 1
         self._open_count += 1
         connection = client.raw.get_extra_info("socket")
         if connection is not None and is_reserved(connection.fileno(), is_admin=client.listener.is_admin):
@@ -512,7 +488,6 @@ class Edge:
             client.pause()
 
     def _refuse(self, client: Client, text: str) -> None:
-        self._refused += 1
         peer = name_of(client.raw.get_extra_info("peername"))
         self._log.write(logging.WARNING, "refused", "%s %s: refused: %s", client.listener.name, peer, text)
         client.raw.abort()
@@ -531,7 +506,6 @@ class Edge:
     def _refuse_waiting(self, client: Client) -> None:
         if client in self.waiting:
             self._end_waiting(client)
-            self._refused += 1
             client.abort()
 
     def leave(self, client: Client, loss: Loss) -> None:
@@ -557,8 +531,6 @@ class Edge:
 
     def unlinked(self, link: EdgeLink, reason: str) -> None:
         """Handle that a link is gone."""
-        self._received_bytes += link.received_bytes
-        self._sent_bytes += link.sent_bytes
         if self._link is link:
             self._link = None
             self._on_lost(reason)

@@ -45,12 +45,11 @@ CLOSE: Final = 11  # core -> edge: close the client behind what was sent
 ABORT: Final = 12  # core -> edge: close the client at once
 LOST: Final = 13  # edge -> core: the client is gone; Loss
 PING: Final = 14  # both: the sender is alive
-STATS: Final = 15  # edge -> core: Stats
-RELOAD: Final = 16  # core -> edge: load the certificates again
-STOP: Final = 17  # core -> edge: accept no more clients; the edge of a member also reads no more of those it has
-BATCH: Final = 18  # edge of this machine -> core: requests of many clients; core -> edge: the answer to the batch
-PAUSED: Final = 19  # edge of a member -> core: nothing of its clients comes behind this
-CONTINUED: Final = 20  # core -> edge of a member: the next core continues the session of this client; its id
+RELOAD: Final = 15  # core -> edge: load the certificates again
+STOP: Final = 16  # core -> edge: accept no more clients; the edge of a member also reads no more of those it has
+BATCH: Final = 17  # edge of this machine -> core: requests of many clients; core -> edge: the answer to the batch
+PAUSED: Final = 18  # edge of a member -> core: nothing of its clients comes behind this
+CONTINUED: Final = 19  # core -> edge of a member: the next core continues the session of this client; its id
 LAST_KIND: Final = CONTINUED
 
 
@@ -127,17 +126,6 @@ class Loss(msgspec.Struct, frozen=True):
 
     reason: str = ""
     text: str = ""
-
-
-class Stats(msgspec.Struct, frozen=True):
-    """Figures of an edge since its start."""
-
-    connections: int
-    accepted: int
-    refused: int
-    received_bytes: int
-    sent_bytes: int
-    cpu_seconds: float
 
 
 def encode(kind: int, connection: int = 0, payload: bytes = b"", taken: int = 0) -> bytes:

@@ -205,10 +205,6 @@ class Peer(asyncio.Protocol):
         if 0 < self._silence_seconds <= self._silent_turns * PING_SECONDS:
             self.end(f"nothing was heard for {self._silence_seconds:g} s")
             return
-        self.beat()
-
-    def beat(self) -> None:
-        """Send a sign of life."""
         self.send(PING)
 
     def end(self, reason: str) -> None:
