@@ -19,7 +19,8 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from babelbus.cli.command import BusCommand, CommandError
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.client import Record
 from examples.flights import Weather, airlines, flights, weather
 

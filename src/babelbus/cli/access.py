@@ -10,7 +10,8 @@ import click
 from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import plural, print_all, print_json, print_line
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 ACTIONS = ("publish", "subscribe", "read", "consume", "write-state", "manage", "admin", "*")
 Command = Callable[..., Any]

@@ -8,7 +8,8 @@ import click
 
 from babelbus.cli.command import BusCommand, examples, json_option
 from babelbus.cli.output import escape, human_time, print_all, print_json, print_line
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 KINDS = ("login", "login-refused", "logout", "refusal", "close", "move", "change")
 FOLLOW_SECONDS = 1.0

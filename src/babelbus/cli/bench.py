@@ -8,7 +8,8 @@ import click
 
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import Advance, human_bytes, note, plural, print_json, print_table, progress
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 if TYPE_CHECKING:
     from babelbus.client import BlockingClient

@@ -10,7 +10,8 @@ import click
 from babelbus.cli.api import path_of
 from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.output import print_all, print_json, print_line
-from babelbus.cli.target import Target, client_options, lock_owner
+from babelbus.cli.target import Target, lock_owner
+from babelbus.cli.target_options import client_options
 from babelbus.storage.notes import MEMBERSHIP_NAME
 
 Client = dict[str, Any]

@@ -7,7 +7,8 @@ import click
 
 from babelbus.cli.command import BusGroup, CommandError, examples, json_option
 from babelbus.cli.output import human_time, plural, print_json, print_line, print_table
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.contexts import LOCAL, load
 from babelbus.cli.output import print_line
-from babelbus.cli.target import Target, target_values
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import target_values
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi

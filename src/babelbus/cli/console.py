@@ -8,7 +8,8 @@ import click
 
 from babelbus.cli.command import BusCommand, CommandError, examples, json_option
 from babelbus.cli.output import note, print_json, print_line
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables of a session that can show a browser."""

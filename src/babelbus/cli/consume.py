@@ -12,7 +12,8 @@ from babelbus.cli.command import BusCommand, CommandError, complete, examples, j
 from babelbus.cli.execute import Interrupts, run_command
 from babelbus.cli.groups import Seconds, group_path, place_options, read_place
 from babelbus.cli.output import json_record, note, plural, print_json, print_line, show_record, until_interrupted
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.units import format_duration
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from babelbus.cli import contexts
 from babelbus.cli.command import BusGroup, CommandError, complete, examples, json_option
 from babelbus.cli.contexts import LOCAL, Context
 from babelbus.cli.output import print_all, print_json, print_line, print_table
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 
 @click.group(

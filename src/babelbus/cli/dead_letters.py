@@ -28,7 +28,8 @@ from babelbus.cli.output import (
     print_line,
     show_record,
 )
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 if TYPE_CHECKING:
     from babelbus.web.lines import LetterLine

@@ -10,7 +10,8 @@ from babelbus.cli.command import BusCommand, CommandError, examples, json_option
 from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, show_bytes, until_interrupted
 from babelbus.cli.publish import octets, read_headers
 from babelbus.cli.state import tell_dropped
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.units import MIB
 

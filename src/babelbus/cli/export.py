@@ -22,7 +22,8 @@ from babelbus.cli.command import (
 )
 from babelbus.cli.output import human_bytes, json_record, note, plural, print_json, progress
 from babelbus.cli.read import Span, check_start, find_spans, from_offset_option, from_time_option
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import click
 from babelbus.cli.api import path_of
 from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_option, partition_option, yes_option
 from babelbus.cli.output import escape, human_time, note, plural, print_all, print_json, print_line, print_table
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.cli.times import read_time
 from babelbus.cli.topics import setting_text
 from babelbus.units import UnitError, parse_duration

@@ -5,7 +5,8 @@ import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import human_bytes, plural, print_json, print_line, progress
-from babelbus.cli.target import Target, folder_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import folder_options
 
 
 @click.command(

@@ -14,7 +14,8 @@ import msgspec
 from babelbus.cli.command import BusGroup, CommandError, examples
 from babelbus.cli.output import escape, human_bytes, note, print_json, print_line, print_table
 from babelbus.cli.pipeline_report import Reporter
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.clock import SystemClock
 from babelbus.spark.pipelines.progress import Batch, Watcher
 

@@ -10,7 +10,8 @@ from babelbus.cli.command import BusGroup, ask_first, complete, examples, json_o
 from babelbus.cli.credentials import Asked, credential_options, show_secrets
 from babelbus.cli.output import human_time, print_all, print_json, print_line, print_table
 from babelbus.cli.quotas import quota_option, show_quotas
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 
 @click.group(

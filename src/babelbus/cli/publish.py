@@ -11,7 +11,8 @@ import click
 
 from babelbus.cli.command import BusCommand, CommandError, complete, examples, tell_done_at_interrupt
 from babelbus.cli.output import PATIENCE_SECONDS, note, plural, print_json, print_line, progress
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.cli.times import read_time
 from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError

@@ -11,7 +11,8 @@ import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, complete, examples, json_option, max_option, partition_option
 from babelbus.cli.output import json_record, plural, print_json, print_line, show_record, until_interrupted
-from babelbus.cli.target import Target, bus_options, clear_errors
+from babelbus.cli.target import Target, clear_errors
+from babelbus.cli.target_options import bus_options
 from babelbus.cli.times import read_time
 
 if TYPE_CHECKING:

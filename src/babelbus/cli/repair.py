@@ -12,7 +12,8 @@ import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import human_bytes, note, plural, print_json, print_line, progress
-from babelbus.cli.target import Target, folder_options, lock_owner
+from babelbus.cli.target import Target, lock_owner
+from babelbus.cli.target_options import folder_options
 from babelbus.errors import ConfigError, StorageError
 from babelbus.storage import notes
 

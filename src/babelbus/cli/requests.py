@@ -14,7 +14,8 @@ from babelbus.cli.execute import Interrupts, answer_command
 from babelbus.cli.groups import Seconds
 from babelbus.cli.output import escape, note, plural, print_json, show_bytes, until_interrupted
 from babelbus.cli.publish import octets, read_headers
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.records.record import Headers
 

@@ -16,7 +16,8 @@ from babelbus.cli.command import BusCommand, CommandError, complete, examples, s
 from babelbus.cli.export import format_option, tell_done
 from babelbus.cli.lines import parse_line
 from babelbus.cli.output import plural, progress
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError
 

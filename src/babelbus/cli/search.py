@@ -9,7 +9,8 @@ from babelbus.cli.api import path_of
 from babelbus.cli.command import BusCommand, CommandError, complete, examples, json_option, max_option, partition_option
 from babelbus.cli.output import escape, human_time, note, plural, print_json, print_line, show_bytes, until_interrupted
 from babelbus.cli.read import check_start, from_offset_option, from_time_option
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 COUNT_AT_ONCE = 64
 SHOWN_BYTES_MAX = 64 * 1024

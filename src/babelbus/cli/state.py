@@ -33,7 +33,8 @@ from babelbus.cli.output import (
     until_interrupted,
 )
 from babelbus.cli.state_lines import Line, batches, is_key, read_file
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.cli.times import parse_time
 from babelbus.clock import SystemClock
 from babelbus.units import UnitError

@@ -21,7 +21,8 @@ from babelbus.cli.output import (
     terminal_width,
 )
 from babelbus.cli.tables import lay_out
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 
 if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi

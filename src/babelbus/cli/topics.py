@@ -9,7 +9,8 @@ from babelbus.cli.api import ApiError, path_of
 from babelbus.cli.command import BusGroup, CommandError, ask_first, complete, examples, json_option, yes_option
 from babelbus.cli.output import human_bytes, plural, print_all, print_json, print_line, print_table
 from babelbus.cli.serve import flag_of, metavar_of
-from babelbus.cli.target import Target, bus_options
+from babelbus.cli.target import Target
+from babelbus.cli.target_options import bus_options
 from babelbus.config import describe
 from babelbus.units import format_duration, format_size
 
