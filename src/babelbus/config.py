@@ -782,6 +782,14 @@ class AccessSettings(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None  # fmt: skip
+    accept_version: (
+        Annotated[
+            int,
+            of("version at which the table is accepted although later changes of it are lost; the error at the start "
+               "names the version. Remove it after that start", ge=0),
+        ]
+        | None
+    ) = None  # fmt: skip
 
 
 class AuditSettings(msgspec.Struct, frozen=True):

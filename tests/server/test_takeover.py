@@ -15,7 +15,7 @@ import nats as nats_client
 from tests.cli.shell import Served, Shell
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.cluster import until
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, ask_jetstream
 
 CONFIG = """
 [cluster]
@@ -197,6 +197,29 @@ def test_a_whole_data_folder_moves_into_a_cluster(nats: NatsServer, tmp_path: Pa
     assert found == [str(number) for number in range(4, 10)]
     for shell in (alone, member, other):
         shell.kill_started()
+
+
+@pytest.mark.parametrize("purged", [">", "0"])
+def test_an_owner_whose_table_of_access_somebody_has_purged_does_not_start(
+    nats: NatsServer, tmp_path: Path, purged: str
+) -> None:
+    """An empty table would turn the gate off."""
+    prefix = "purged" if purged == "0" else "emptied"
+    member = Member(tmp_path, "one", nats.url, prefix)
+    member.serve()
+    member.run("principals", "add", "alice", "--api-key")
+    member.run("access", "enable", "--administrator", "alice", "--yes")
+    member.process.kill()
+    member.process.wait()
+    for shard in range(2):
+        content = {"filter": f"{prefix}.{shard}.%24access.{purged}"}
+        assert ask_jetstream(nats.url, f"STREAM.PURGE.{prefix}-{shard}", content)["success"]
+    for _ in range(2):
+        member.begin()
+        _, told = member.process.communicate(timeout=SAFETY_NET_SECONDS)
+        assert member.process.returncode == 1
+        assert "topic '$access', the table of access, has version 0 and had version 2" in told
+    member.kill_started()
 
 
 def test_a_member_that_stands_by_ends_when_it_is_asked_to(nats: NatsServer, tmp_path: Path) -> None:

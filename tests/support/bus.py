@@ -116,11 +116,20 @@ class Bus:
         return self.broker.create_topic(name, partitions, dict(settings), principal=SERVER).result()
 
     def open_gate(
-        self, mode: Literal["off", "enforce"] = "enforce", wildcards: Literal["narrow", "refuse"] = "narrow"
+        self,
+        mode: Literal["off", "enforce"] = "enforce",
+        wildcards: Literal["narrow", "refuse"] = "narrow",
+        accept_version: int | None = None,
     ) -> AccessGate:
         """Open the table of access, before the state."""
         return self.broker.open_gate(
-            settings=TopicSettings(cleanup="compact"), audit_settings=TopicSettings(), mode=mode, wildcards=wildcards
+            self.files,
+            "data",
+            settings=TopicSettings(cleanup="compact"),
+            audit_settings=TopicSettings(),
+            mode=mode,
+            wildcards=wildcards,
+            accept_version=accept_version,
         )
 
     def open_state(

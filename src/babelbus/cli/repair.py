@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 DATABASE_NAME = "db.sqlite"
 GROUP_NOTES = ("groups.0", "groups.1")
-NOTES = ("zbus.json", *GROUP_NOTES)
+ACCESS_NOTE = "access.json"
+NOTES = ("zbus.json", ACCESS_NOTE, *GROUP_NOTES)
 DATABASE_ADVICE = "a database is never changed by repair: restore its rows from a backup"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a problem a line, then the summary.")
@@ -144,8 +145,8 @@ class _Catalogued(msgspec.Struct):
 
 
 def _add_notes(report: "Report", path: str) -> None:
-    """Add the damaged notes of a data folder to a report: settings of topics, cursors of groups, queues of zbus, parts
-    and notes of transactions.
+    """Add the damaged notes of a data folder to a report: settings of topics, cursors of groups, queues of zbus, the
+    version of the table of access, parts and notes of transactions.
     """
     from babelbus.core.transactions import find_damage
     from babelbus.storage.disk import Problem
@@ -164,7 +165,7 @@ def _add_notes(report: "Report", path: str) -> None:
         if not file.exists():
             continue
         try:
-            bare = file.name not in GROUP_NOTES
+            bare = file.name not in (ACCESS_NOTE, *GROUP_NOTES)
             note = notes.decode(file.read_bytes(), dict[str, Any], path=str(file), bare=bare)
         except OSError as error:
             faults[file] = f"the disk refuses it: {error.strerror}"

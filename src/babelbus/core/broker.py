@@ -21,7 +21,7 @@ from babelbus.core.access import (
     may,
     refusal,
 )
-from babelbus.core.access.gate import Gate
+from babelbus.core.access.gate import NOTE_ADVICE, NOTE_NAME, Gate, NotedVersion
 from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
@@ -56,6 +56,7 @@ from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
 from babelbus.records.record import Headers
 from babelbus.storage.contract import Store
 from babelbus.storage.files import FileSystem
+from babelbus.storage.notes import Note
 
 log = logging.getLogger(__name__)
 
@@ -118,18 +119,32 @@ class Broker(Catalog):
 
     def open_gate(
         self,
+        files: FileSystem,
+        folder: str,
         *,
         settings: TopicSettings,
         audit_settings: TopicSettings,
         mode: Literal["off", "enforce"] = "off",
         wildcards: Literal["narrow", "refuse"] = "narrow",
+        accept_version: int | None = None,
     ) -> Gate:
         """Open the gate, whose table and audit are topics with these settings, made when the first record comes.
 
+        The version of the table is noted in `folder`; with `accept_version`, the table may lack all changes behind it.
+
         Raises:
-            StorageError: the table cannot be read whole.
+            StorageError: the table cannot be read whole, or lacks changes that it had.
         """
-        gate = Gate(self, self._clock, self._loop, settings=settings, audit_settings=audit_settings, mode=mode)
+        gate = Gate(
+            self,
+            self._clock,
+            self._loop,
+            Note(files, f"{folder}/{NOTE_NAME}", NotedVersion, advice=NOTE_ADVICE),
+            settings=settings,
+            audit_settings=audit_settings,
+            mode=mode,
+            accept_version=accept_version,
+        )
         gate.open()
         gate.on_changed += [self.access_changed, self._set_quotas]
         self.gate, self.wildcards = gate, wildcards

@@ -281,6 +281,8 @@ class Server:
         """Open the table of access, take in the lists of clients, and apply the table file of the configuration."""
         access, audit, segment_bytes = self.config.access, self.config.audit, self.config.storage.segment_bytes
         self.gate = self.broker.open_gate(
+            self._files,
+            self.folder,
             settings=TopicSettings(
                 engine=engine, cleanup="compact", segment_bytes=min(segment_bytes, ACCESS_SEGMENT_BYTES)
             ),
@@ -293,6 +295,7 @@ class Server:
             ),
             mode=access.mode,
             wildcards=access.wildcards,
+            accept_version=access.accept_version,
         )
         await self.gate.settle()
         self.gate.on_changed.append(self._access_changed)

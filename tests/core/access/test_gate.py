@@ -85,9 +85,59 @@ async def test_damaged_settings_of_its_topic_do_not_turn_the_gate_off() -> None:
 
 
 @in_loop
+async def test_a_table_that_lacks_changes_ends_the_start_until_somebody_accepts_it() -> None:
+    bus, gate = await gate_on()
+    await gate.put([ALICE, Mode(True)], BOSS)
+    await gate.put([ROW], BOSS)
+    await bus.broker.close()
+    bus.files.remove_tree("data/topics/%24access")
+    for accepted in (None, 1):
+        with pytest.raises(StorageError, match=r"version 0 and had version 2.*access\.accept_version = 0 .*again$"):
+            Bus(bus.files).open_gate("off", accept_version=accepted)
+    empty = Bus(bus.files)
+    gate = empty.open_gate("off", accept_version=0)
+    await gate.settle()
+    await empty.broker.close()
+    again, gate = await gate_on(bus.files)
+    assert await gate.put([ALICE], BOSS) == 1
+    await again.broker.close()
+
+
+@in_loop
+async def test_a_table_of_before_its_version_was_noted_is_guarded_from_the_next_start_on() -> None:
+    bus, gate = await gate_on()
+    await gate.put([ALICE], BOSS)
+    await bus.broker.close()
+    bus.files.unlink("data/access.json")
+    again, gate = await gate_on(bus.files)
+    assert gate.table.version == 1
+    await again.broker.close()
+    bus.files.remove_tree("data/topics/%24access")
+    with pytest.raises(StorageError, match="has version 0 and had version 1"):
+        Bus(bus.files).open_gate("off")
+
+
+@in_loop
+async def test_a_change_whose_version_cannot_be_noted_is_refused_and_taken_back() -> None:
+    files = FaultyFiles()
+    bus, gate = await gate_on(files)
+    await gate.put([ALICE], BOSS)
+    files.fail("rename", suffix="access.json.new")
+    with pytest.raises(StorageError, match=r"access\.json"):
+        await gate.put([ROW], BOSS)
+    assert id_of(ROW) not in gate.table.entries
+    await gate.put([Row("bob", "read", "a")], BOSS)
+    await bus.broker.close()
+    again, gate = await gate_on(files)
+    assert set(gate.table.entries) == {id_of(ALICE), id_of(Row("bob", "read", "a"))}
+    await again.broker.close()
+
+
+@in_loop
 async def test_nothing_is_made_in_a_folder_that_needs_no_table() -> None:
     bus, gate = await gate_on()
     assert bus.broker.topic_names() == []
+    assert not bus.files.exists("data/access.json")
     assert gate.identity("jebp:alice", "alice").rights is None
     await bus.broker.close()
 
@@ -128,8 +178,10 @@ async def test_a_change_that_was_cut_short_is_none(cut: int) -> None:
     bus, gate = await gate_on()
     keep, other = Row("alice", "read", "keep"), Row("alice", "read", "new")
     await gate.put([ALICE, keep], BOSS)
+    noted = bus.files.read_file("data/access.json")
     await gate.change(edits_for([ROW, other], [keep]), BOSS)
     await bus.broker.close()
+    bus.files.replace_file("data/access.json", noted)  # the version is noted behind the records
     log = bus.broker.topic("$access").partition(0).log
     again = Bus(bus.files)
     topic = again.broker.topic("$access")

@@ -2,7 +2,8 @@
 
 record := key (the id of an entry), payload (JSON; a tombstone when the entry is removed). A change is one append that
 ends with the record `["version"]`: entries behind the last such record are of a change that a crash cut short, and do
-not count.
+not count. A note beside the topics says which version the table has had: a topic that somebody emptied, or set back,
+must not turn the gate off.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -26,11 +28,13 @@ from babelbus.core.publish import Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.settings import TopicSettings
 from babelbus.core.topic import Topic
-from babelbus.core.work import Work
+from babelbus.core.work import Work, Writer
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError, encode_batch
 from babelbus.records.record import Record
+from babelbus.storage.errors import AlteredError
+from babelbus.storage.notes import COPY_BACK, FORMAT, Note
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +46,9 @@ UNKNOWN_PREFIX: Final = "unknown#"
 READ_BYTES = 2**20
 EXPIRE_SECONDS = 1.0
 """How late a session may end whose credential has expired."""
-ADVICE = "restore the file, or remove the topic's folder: then the table is empty and the gate off"
+NOTE_NAME: Final = "access.json"
+NOTE_ADVICE = f"{COPY_BACK}, or remove it: then nobody knows whether the table is whole"
+ADVICE = "restore the topic, or remove it from the disk and set access.accept_version = 0: then the table is empty"
 
 
 class AccessConflictError(BabelbusError):
@@ -74,6 +80,13 @@ class _Version(msgspec.Struct, frozen=True):
     time_ms: int
 
 
+class NotedVersion(msgspec.Struct, frozen=True):
+    """The note of the version that the table has."""
+
+    version: int = 0
+    format: int = FORMAT
+
+
 class Door(Protocol):
     """The part of the broker that the gate uses."""
 
@@ -93,6 +106,9 @@ class Door(Protocol):
     def publish(self, publication: Publication) -> Receipt:
         """Publish; whatever prevents it is the error of the receipt."""
 
+    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file."""
+
 
 class Gate:
     """One gate for all protocols. All calls come from the event loop; call `open` before the first one.
@@ -106,10 +122,12 @@ class Gate:
         door: Door,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
+        note: Note[NotedVersion],
         *,
         settings: TopicSettings,
         audit_settings: TopicSettings,
         mode: Literal["off", "enforce"] = "off",
+        accept_version: int | None = None,
     ) -> None:
         self.table = Table()
         self.mode = mode
@@ -132,6 +150,10 @@ class Gate:
         self._name_key = secrets.token_bytes(32)
         self._cut_short: dict[str, bytes | None] = {}
         """The entries of a change that a crash cut short, with what they were before."""
+        self._note = note
+        self._noted_version = 0
+        self._writer = door.writer(lambda: partial(note.write, NotedVersion(self.table.version)))
+        self._accept_version = accept_version
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -187,13 +209,17 @@ class Gate:
         """Read the table. Blocks: nobody is served yet.
 
         Raises:
-            StorageError: the table cannot be read whole.
+            StorageError: the table cannot be read whole, or lacks changes that it had.
         """
         topic = self._door.find_topic(ACCESS_TOPIC)
-        if topic is None:
-            if ACCESS_TOPIC not in self._door.damaged_topics:
-                return
+        if topic is None and ACCESS_TOPIC in self._door.damaged_topics:
             topic = self._door.open_reserved(ACCESS_TOPIC, self._settings)  # an empty table would turn the gate off
+        if topic is not None:
+            self._load(topic)
+        self._check_version()
+        self._find_next_expiry()
+
+    def _load(self, topic: Topic) -> None:
         try:
             whole, last = self._read(topic)
             edits = [(id_, _decode(id_, content)) for id_, content in whole.items()]
@@ -201,7 +227,27 @@ class Gate:
             raise StorageError(f"topic {ACCESS_TOPIC!r}, the table of access, is damaged: {error}; {ADVICE}") from error
         self.table.apply(edits)
         self.table.version = 0 if last is None else last.version
-        self._find_next_expiry()
+
+    def _check_version(self) -> None:
+        """Check that the table lacks no change that was acknowledged.
+
+        Raises:
+            AlteredError: it does, and nobody has accepted this version.
+        """
+        version, accepted = self.table.version, self._accept_version
+        self._noted_version = (self._note.read() or NotedVersion()).version
+        if self._noted_version <= version:
+            if accepted is not None:
+                log.warning("access.accept_version = %d is not needed any more: remove it", accepted)
+        elif accepted == version:
+            log.warning("access: the table lacks changes, version %d of %d is accepted", version, self._noted_version)
+        else:
+            raise AlteredError(
+                f"topic {ACCESS_TOPIC!r}, the table of access, has version {version} and had version"
+                f" {self._noted_version}: somebody removed changes of it. Restore the topic (in a cluster its stream), "
+                f"or accept the loss with access.accept_version = {version} for one start, and make the changes again; "
+                "start again"
+            )
 
     def _read(self, topic: Topic) -> tuple[dict[str, bytes], _Version | None]:
         """Return the entries up to the last whole change, and the record that ends it."""
@@ -229,7 +275,7 @@ class Gate:
         return whole, last
 
     async def settle(self) -> None:
-        """Remove a change that a crash cut short.
+        """Remove a change that a crash cut short; note the version that the table has.
 
         Raises:
             StorageError: the disk refused.
@@ -237,6 +283,11 @@ class Gate:
         if self._cut_short:
             log.warning("access: a change that a crash cut short is taken back")
             await self._append({}, SERVER)
+        elif self._noted_version != self.table.version:
+            try:
+                await self._writer.write().wait()
+            except StorageError as error:  # a start works on a full disk, too
+                log.warning("access: the version of the table is noted with its next change: %s", error)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -345,11 +396,12 @@ class Gate:
         doubtful = {id_: _encode_or_none(entries.get(id_)) for id_ in contents}
         try:
             await receipt.wait()
+            self.table.version = version.version
+            await self._writer.write().wait()
         except BaseException:
             self._cut_short |= doubtful
             raise
         self._cut_short = {}
-        self.table.version = version.version
 
     def watch(self) -> None:
         """Call `expire` every second from now on."""
