@@ -30,7 +30,7 @@ def test_a_topic_that_has_lost_its_partition_is_given_up(tmp_path: Path) -> None
         assert served.stop() == 0
         shutil.rmtree(tmp_path / "data/topics/lost/0")
         served = Served(tmp_path)
-        assert "cannot be opened" in served.run("topics", "remove", "lost", code=1)
+        assert "is closed" in served.run("topics", "remove", "lost", code=1)
         (made,) = served.rows("clients", "add", "plain", "--json")
         plain = ("--server", served.ready["addresses"]["jebp"], "--identity", made["key_file"])
         told = served.run("topics", "remove", "lost", "--yes", *plain, code=1)

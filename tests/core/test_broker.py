@@ -16,14 +16,13 @@ from babelbus.core.receipt import DONE, Promise
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
 from babelbus.core.subject import EVERYTHING, exactly
-from babelbus.core.topic import event_of
+from babelbus.core.topic import ClosedTopicError, event_of
 from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.storage.contract import PARTITIONS_MAX, Fit, LogSettings
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.errors import DiskError, TooManyFilesError
 from babelbus.storage.memory import MemoryFiles
-from babelbus.storage.notes import DamagedNoteError
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import (
     NOW,
@@ -156,18 +155,18 @@ def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(ma
         broker = bus.broker
         assert broker.topic_names() == ["log"]
         assert list(broker.damaged_topics) == ["news"]
-        with pytest.raises(UnknownTopicError, match=r"settings\.json of topic 'news' is damaged .* put a copy"):
+        with pytest.raises(ClosedTopicError, match=r"is closed: settings\.json of topic 'news' is damaged .*put"):
             broker.topic("news")
         with pytest.raises(TopicExistsError, match="cannot be opened"):
             bus.topic("news")
         (receipt,) = publish(broker, events(b"2", subject="news/sport"))
-        assert isinstance(receipt.error, DamagedNoteError)
+        assert isinstance(receipt.error, ClosedTopicError)
         stranger = Identity("stranger", "stranger", Rights("stranger"))
         for topic, content, hidden in (
             (None, events(b"2", subject="news/sport"), AccessRefusedError),
             ("news", events(b"2"), UnknownTopicError),
         ):
-            for client, error in ((SERVER, DamagedNoteError), (stranger, hidden)):
+            for client, error in ((SERVER, ClosedTopicError), (stranger, hidden)):
                 assert type(broker.publish(Publication(client, "test", content, topic)).error) is error
         await done(publish(broker, events(b"x", subject="log")))
         await broker.close()

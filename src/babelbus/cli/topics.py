@@ -135,7 +135,7 @@ def remove_topic(target: Target, name: str, yes: bool, as_json: bool) -> None:
         records = _records(api.topic(name))
         amount = f" with {plural(records, 'record')}"
     except ApiError as error:
-        if error.code not in ("unknown_topic", "refused") or not yes:
+        if error.code not in ("topic_closed", "refused") or not yes:
             raise
     ask_first(yes, f"remove topic {name}{amount}", " There is no way back")
     try:

@@ -278,11 +278,11 @@ class Broker(Catalog):
         return topic.publish(publication)
 
     def why_not_open(self, principal: Identity, name: str) -> BabelbusError:
-        """Return why nothing can be published to a topic that is not open: a damage, or there is no such topic."""
-        damage = self._topics.damaged.get(name)
-        if damage is None or not self.may_some(principal, Action.PUBLISH, name):
+        """Return why nothing can be published to a topic that is not open: it is closed, or there is no such topic."""
+        closed = self.why_closed(name)
+        if closed is None or not self.may_some(principal, Action.PUBLISH, name):
             return UnknownTopicError(f"there is no topic {name!r}")
-        return damage
+        return closed
 
     def _publish_by_subject(self, publication: Publication) -> Receipt:
         """Publish events: to the topics that cover their subjects, or to live subscriptions alone."""
@@ -293,9 +293,9 @@ class Broker(Catalog):
             by_topic.setdefault(self._table.find(event.subject), []).append(event)
         receipts = []
         for name, batch in by_topic.items():
-            damage = None if name is None else self._topics.damaged.get(name)
-            if damage is not None:
-                receipts.append(Receipt.refused(self._refuse_live(publication.principal, batch) or damage))
+            closed = None if name is None else self.why_closed(name)
+            if closed is not None:
+                receipts.append(Receipt.refused(self._refuse_live(publication.principal, batch) or closed))
                 continue
             if name is not None:
                 receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=batch)))

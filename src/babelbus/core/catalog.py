@@ -29,7 +29,7 @@ from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.subject import check_topic_name
 from babelbus.core.tail import TailBudget
-from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, Topic
+from babelbus.core.topic import FIRST_ID, RESERVED_PREFIX, ClosedTopicError, Topic
 from babelbus.core.topic_rights import TopicRights
 from babelbus.core.work import Work, Writer, settled
 from babelbus.errors import BabelbusError, InvalidTopicNameError, StorageError
@@ -724,14 +724,16 @@ class Catalog(TopicRights):
 
         Raises:
             UnknownTopicError: no topic has this name.
+            ClosedTopicError: the topic could not be opened.
         """
         try:
             return self._topics[name]
         except KeyError:
-            damage = self._topics.damaged.get(name)
-            if damage is not None:
-                raise UnknownTopicError(f"topic {name!r} cannot be opened: {damage}") from None
-            raise UnknownTopicError(f"there is no topic {name!r}") from None
+            raise self.why_closed(name) or UnknownTopicError(f"there is no topic {name!r}") from None
+
+    def why_closed(self, name: str) -> ClosedTopicError | None:
+        """Return the error of a topic that is not open; see `Topics`."""
+        return self._topics.why_closed(name)
 
     def find_topic(self, name: str) -> Topic | None:
         """Return a topic, `None` if no topic has this name."""

@@ -72,12 +72,24 @@ class UnknownPartitionError(StorageError):
     retriable = False
 
 
+class ClosedTopicError(StorageError):
+    """The topic could not be opened: it is served again when that is mended and the server was started again."""
+
+
 class Topics(dict[str, "Topic"]):
     """The open topics by name. `damaged` says why other topics are not open; their names stay taken."""
 
     def __init__(self) -> None:
         super().__init__()
         self.damaged: dict[str, StorageError] = {}
+
+    def why_closed(self, name: str) -> ClosedTopicError | None:
+        """Return the error of a topic that is not open, `None` if there is no such topic.
+
+        It is for principals that may know of the topic.
+        """
+        damage = self.damaged.get(name)
+        return None if damage is None else ClosedTopicError(f"topic {name!r} is closed: {damage}")
 
 
 class Topic:

@@ -45,7 +45,7 @@ from babelbus.core.state import (
     VersionedError,
     VersionMismatchError,
 )
-from babelbus.core.topic import UnknownPartitionError
+from babelbus.core.topic import ClosedTopicError, UnknownPartitionError
 from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
@@ -78,6 +78,7 @@ HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # The first line that fits decides: HTTP status, and the code that a program looks at.
 ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (UnknownTopicError, 404, "unknown_topic"),
+    (ClosedTopicError, 503, "topic_closed"),
     (TopicExistsError, 409, "topic_exists"),
     (InvalidTopicNameError, 400, "invalid_topic_name"),
     (InvalidSettingError, 400, "invalid_setting"),

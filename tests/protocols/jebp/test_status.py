@@ -34,6 +34,7 @@ PARTITION_DISK          b3 b3 31
 SUBSCRIBED              a0 a0 30
 SUBSCRIBE_MISSING       b1 b1 30
 SUBSCRIBE_REFUSED       b0 b0 30
+SUBSCRIBE_CLOSED        b0 b0 31
 FETCHED                 a0 a0 30
 FETCH_NO_OFFSET         b1 b1 30
 FETCH_REFUSED           b0 b0 30

@@ -18,7 +18,7 @@ from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event, Headers, Record
 from babelbus.core.subject import NAME_BYTES_MAX
 from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
-from babelbus.core.topic import Topic, event_of
+from babelbus.core.topic import ClosedTopicError, Topic, event_of
 from babelbus.core.work import Work, Writer
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.format import HEADERS_MAX
@@ -81,7 +81,10 @@ class TopicDoor(Protocol):
         """Return a writer of one small file."""
 
     def topic(self, name: str) -> Topic:
-        """Return a topic, or raise `UnknownTopicError`."""
+        """Return a topic, or raise `UnknownTopicError` or `ClosedTopicError`."""
+
+    def why_closed(self, name: str) -> ClosedTopicError | None:
+        """Return the error of a topic that could not be opened, `None` for other names."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

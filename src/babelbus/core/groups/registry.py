@@ -268,10 +268,11 @@ class Groups:
 
         Raises:
             UnknownGroupError: there is no such group.
+            ClosedTopicError: its topic could not be opened, so nobody knows.
         """
         group = self._groups.get((topic, name))
         if group is None:
-            raise UnknownGroupError(f"topic {topic!r} has no group {name!r}")
+            raise self._door.why_closed(topic) or UnknownGroupError(f"topic {topic!r} has no group {name!r}")
         return group
 
     def find(self, topic: str, name: str) -> Group | None:

@@ -297,7 +297,7 @@ class Staging:
     def _find_topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None:
-            raise MissingTopicError(f"there is no topic {name!r}")
+            raise self._topics.why_closed(name) or MissingTopicError(f"there is no topic {name!r}")
         return topic
 
     # -- committing --------------------------------------------------------------------------------------------------

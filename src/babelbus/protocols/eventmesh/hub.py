@@ -141,12 +141,15 @@ class Hub:
             AccessRefusedError: the topic is not there, and the principal may not make it.
             InvalidTopicNameError: no topic can have the name.
             ReservedTopicError: the topic is the server's own.
-            StorageError: the disk refused.
+            StorageError: the disk refused, or the topic is closed.
         """
         principal = principal or self._principal
         name = principal.absolute(name)
         topic = self.broker.find_topic(name)
         if topic is None:
+            closed = self.broker.why_closed(name)
+            if closed is not None:
+                raise closed
             try:
                 return await self.broker.create_topic(name, principal=principal)
             except TopicExistsError:  # another client was first

@@ -1,14 +1,14 @@
 """The commands of reading: by subscription (21 and 22), and by number of partition (24 to 26, an extension of ours)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from babelbus.core.access import NOBODY, SERVER, AccessRefusedError, Action, Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import GroupClosedError, GroupSettings, InvalidGroupNameError, at_offset
 from babelbus.core.partition import Partition
 from babelbus.core.rooted import relative_chunk
-from babelbus.core.topic import Topic, UnknownPartitionError
+from babelbus.core.topic import ClosedTopicError, Topic, UnknownPartitionError
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.protocols.jebp.codec import batch_head, encode_missing_offset, encode_missing_topics
@@ -53,21 +53,39 @@ def _may_read(client: Identity, broker: Broker, name: str) -> bool:
 
 
 def _asked(client: Identity, broker: Broker, name: str, action: Action = Action.READ) -> bool:
-    """Return whether a client may do this with a topic that it named; a refusal is recorded."""
-    if not broker.has_topic(name):
+    """Return whether a client may do this with a topic that it named; a refusal is recorded.
+
+    Raises:
+        ClosedTopicError: it may, and the topic could not be opened.
+    """
+    closed = broker.why_closed(name)
+    if closed is None and not broker.has_topic(name):
         return False
     try:
         broker.check_topic(client, action, name)
     except AccessRefusedError:
         return False
+    if closed is not None:
+        raise closed
     return True
+
+
+def _refuse_missing(
+    client: Identity, broker: Broker, names: Iterable[str], action: Action = Action.READ
+) -> Said | None:
+    """Return the answer of commands 24 to 26 if a topic is missing or closed."""
+    try:
+        missing = [name for name in names if not _asked(client, broker, name, action)]
+    except ClosedTopicError as error:
+        return Outcome.PARTITION_DISK, [client.relative_text(str(error)).encode()]
+    return (Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(map(client.relative, missing))]) if missing else None
 
 
 async def tell_positions(request: TellPositions, broker: Broker, client: Identity, bytes_max: int) -> Said:
     """Return where the partitions of topics begin and end, in the order of their names, in `bytes_max` at the most."""
-    missing = [name for name in request.topics if not _asked(client, broker, name)]
-    if missing:
-        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics(map(client.relative, missing))]
+    refused = _refuse_missing(client, broker, request.topics)
+    if refused is not None:
+        return refused
     names = sorted(name for name in request.topics or broker.topic_names() if name > request.after)
     told: list[Data] = []
     left, partitions = bytes_max - len(positions_head(more=False)), 0
@@ -136,8 +154,9 @@ async def fetch_partition(
     request: FetchPartition, broker: Broker, client: Identity, metrics: Metrics, bytes_max: int
 ) -> Said:
     """Read one partition; the answer's content has `bytes_max` bytes at the most."""
-    if not _asked(client, broker, request.topic):
-        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([client.relative(request.topic)])]
+    refused = _refuse_missing(client, broker, [request.topic])
+    if refused is not None:
+        return refused
     topic = broker.topic(request.topic)
     try:
         partition = topic.partition(request.partition)
@@ -199,8 +218,9 @@ _OF_READERS = {"reader": PROTOCOL}
 
 async def move_group(request: MoveGroup, broker: Broker, client: Identity) -> Said:
     """Set a group to where its reader says that it is; its cursor is saved with the next ones, within a second."""
-    if not _asked(client, broker, request.topic, Action.CONSUME):
-        return Outcome.PARTITION_NO_TOPIC, [encode_missing_topics([client.relative(request.topic)])]
+    refused = _refuse_missing(client, broker, [request.topic], Action.CONSUME)
+    if refused is not None:
+        return refused
     topic = broker.topic(request.topic)
     try:
         for partition, _ in request.offsets:
@@ -237,7 +257,11 @@ class Subscription:
     def subscribe(self, request: Subscribe, client: Identity) -> tuple[Outcome, bytes]:
         """Replace the topics that fetch reads (DECISION 23)."""
         broker = self._broker
-        missing = [name for name in request.topics if not _asked(client, broker, name)]
+        try:
+            missing = [name for name in request.topics if not _asked(client, broker, name)]
+        except ClosedTopicError as error:
+            log.info("jebp: subscribe: %s", error)
+            return Outcome.SUBSCRIBE_CLOSED, b""
         if missing:
             return Outcome.SUBSCRIBE_MISSING, encode_missing_topics(map(client.relative, missing))
         self._subscribed = {name: broker.topic(name) for name in request.topics}

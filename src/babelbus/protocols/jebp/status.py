@@ -65,6 +65,7 @@ class Outcome(Enum):
     SUBSCRIBED = 0xA0  # DECISION 17: not a2
     SUBSCRIBE_MISSING = 0xB1
     SUBSCRIBE_REFUSED = 0xB0
+    SUBSCRIBE_CLOSED = 0xB0, True
     FETCHED = 0xA0
     FETCH_NO_OFFSET = 0xB1
     FETCH_REFUSED = 0xB0  # no subscription, malformed, first record over MAX_BYTES

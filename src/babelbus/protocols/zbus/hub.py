@@ -174,10 +174,11 @@ class Hub:
 
         Raises:
             NotFoundError: there is no such MQ.
+            ClosedTopicError: its topic could not be opened.
         """
         topic = self.find_topic(mq)
         if topic is None:
-            raise NotFoundError(m.mq_not_found(mq))
+            raise self.broker.why_closed(mq) or NotFoundError(m.mq_not_found(mq))
         return topic
 
     async def ensure_mq(
@@ -201,7 +202,7 @@ class Hub:
                 engine = "jetstream"
             settings: dict[str, Any] = {"engine": engine, **(RING if engine == m.MEMORY else {})}
             check_topic_name(mq)
-            self._check_not_damaged(mq)
+            self._check_not_closed(mq)
             entry = Entry(mask or 0, creator, self.clock.now_ms(), owner=owner_of(principal))
             await self._book.put(mq, entry)
             try:
@@ -252,6 +253,7 @@ class Hub:
         Raises:
             AccessRefusedError: it may not.
             NotFoundError: there is no such MQ.
+            ClosedTopicError: its topic could not be opened.
         """
         topic = self.find_topic(mq)
         if topic is not None:
@@ -260,7 +262,7 @@ class Hub:
         may_know = self.broker.may_topic(principal, Action.CONSUME, mq) or self.broker.may_manage(principal, mq, "")
         if not may_know:
             raise refusal(principal, Action.CONSUME, mq)
-        raise NotFoundError(m.mq_not_found(mq))
+        raise self.broker.why_closed(mq) or NotFoundError(m.mq_not_found(mq))
 
     def _check_used(self, principal: Identity, topic: Topic) -> None:
         """Check that a principal may see an MQ, or publish to it; else it may not create the MQ.
@@ -311,10 +313,10 @@ class Hub:
             return msgspec.structs.replace(entry, topic_id=topic.id, ring=False)
         return entry if entry.topic_id in ("", topic.id) else None
 
-    def _check_not_damaged(self, mq: str) -> None:
-        damage = self.broker.damaged_topics.get(mq)
-        if damage is not None:
-            raise damage
+    def _check_not_closed(self, mq: str) -> None:
+        closed = self.broker.why_closed(mq)
+        if closed is not None:
+            raise closed
 
     async def remove_mq(self, mq: str, principal: Identity = NOBODY) -> None:
         """Remove an MQ with its channels and messages; it need not be there.
@@ -324,10 +326,10 @@ class Hub:
             RequestError: another protocol has made it, and the gate is off.
             StorageError: the disk refused.
         """
-        self._check_not_damaged(mq)
         topic = self.find_topic(mq)
         if topic is None:
             self.broker.check_managed(principal, mq)
+            self._check_not_closed(mq)
         else:
             self._check_made_here(principal, topic)
             await self.broker.remove_topic(mq, principal)
@@ -450,6 +452,7 @@ class Hub:
         Raises:
             AccessRefusedError: the principal may not manage the channel.
             RequestError: another protocol has made it, and the gate is off.
+            ClosedTopicError: the topic could not be opened, and its channels wait.
         """
         removed = DONE
         group = self.groups.find(mq, channel)
@@ -458,6 +461,8 @@ class Hub:
             removed = self.groups.remove(mq, channel, principal)
         elif not self.broker.may_see(principal, mq):
             raise refusal(principal, Action.MANAGE, mq)
+        else:
+            self._check_not_closed(mq)
         self._subscribed_ms.get(mq, {}).pop(channel, None)
         return removed
 
