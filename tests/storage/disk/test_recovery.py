@@ -4,6 +4,7 @@ import errno
 import random
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -483,6 +484,37 @@ def test_a_missing_segment_is_refused_and_the_rest_served() -> None:
     log = open_log(files)
     assert refused(log) == list(range(3000, 6000))
     assert [(bad.offset, bad.next_offset) for _, bad in log.recovery.bad] == [(3000, 6000)]
+
+
+@pytest.mark.parametrize(("count", "size"), [(60, 10), (3000, 10), (60, 9000)], ids=["small", "blocks", "large"])
+@pytest.mark.parametrize("cleanup", ["delete", "compact"])
+def test_a_missing_small_segment_is_noticed_at_the_start(
+    cleanup: Literal["delete", "compact"], count: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FaultyFiles()
+    settings = LogSettings(cleanup=cleanup)
+    log = open_log(files, settings)
+    for first, records in ((0, count), (count, 20), (count + 20, 20)):
+        numbers = range(first, first + records)
+        append(log, [Record(b"%d." % n + bytes(size), b"k%d" % (n % 17), (), NOW) for n in numbers])
+        log.roll()
+    log.clean(NOW)
+    log.close()
+    log = open_log(files, settings)
+    assert not log.recovery.bad
+    assert log.recovery.read_bytes == 0
+    log.close()
+    for path in files.paths():
+        if f"{count:020d}" in path:
+            files.unlink(path)
+    for _ in range(2):
+        log = open_log(files, settings)
+        assert [(bad.offset, bad.next_offset) for _, bad in log.recovery.bad] == [(count, count + 20)]
+        assert f"offsets {count} to {count + 19} cannot be read" in caplog.text
+        with pytest.raises(CorruptRecordError):
+            log.read(count, 1000)
+        assert log.read(count + 20, 1000).base_offset >= count + 20
+        log.close()
 
 
 def test_a_missing_first_segment_begins_the_log_later() -> None:

@@ -5,6 +5,8 @@ import logging
 
 from babelbus.arrays import np
 from babelbus.records.columns import find_positions
+from babelbus.records.fields import offsets_at, size_of
+from babelbus.records.format import RECORD_BYTES_MIN
 from babelbus.records.record import RecordBatch
 from babelbus.storage.contract import Chunk
 from babelbus.storage.disk.index import BLOCK_ENTRY, BLOCK_RECORDS, ENTRY_BYTES, SparseIndex, decode
@@ -23,7 +25,7 @@ RESERVE_BYTES = 2**16
 """An append of less than a page makes the file this much longer. Then the flushes of the next appends change neither
 its size nor, mostly, its blocks, so that the file system writes no journal: 140 us and not 200 on ext4. The zeros take
 no room on the disk."""
-PAGE_BYTES = 4096
+PAGE_BYTES = TAIL_BYTES = 4096
 """A segment that is smaller is not made longer in advance: most of many topics are small."""
 
 
@@ -102,19 +104,38 @@ class Segment(SegmentReader):
         return None if parts is None else decode(*parts, self.size_bytes)
 
     def _fits(self, index: SparseIndex) -> bool:
-        """Return whether the last block stands where the index says (the others are checked when they are read)."""
+        """Return whether the last block stands where the index says, and the segment ends in front of the next one.
+
+        Other blocks are checked when they are read.
+        """
         if not len(index):
             return self.size_bytes == 0
         offset = self.offset_at(index.positions[-1])
         lowest = self.base_offset + (len(index) - 1) * BLOCK_RECORDS
         if not lowest <= offset < self.next_offset:
             return False
-        # As many blocks as offsets, unless compaction left gaps, which raise the offset of the last block.
-        if offset > lowest or self.next_offset - offset <= BLOCK_RECORDS:
+        if self._last_offset(index.positions[-1]) == self.next_offset - 1:  # compaction keeps the last record
             return True
         # Either its end is lost, or this offset has changed: then the sum says so, and a new index would not.
         self.set_index(index)
         return not self.offsets_hold(self.pread(self.size_bytes, index.positions[-1]), len(index) - 1)
+
+    def _last_offset(self, block: int) -> int:
+        """Return the offset of the last record, whose block begins at the byte `block`; -1 when it cannot be told.
+
+        Mostly a page is read: the head of the last record is known if its offset is the expected one.
+        """
+        expected, size = self.next_offset - 1, TAIL_BYTES
+        while True:
+            start = max(self.size_bytes - size, block)
+            tail = self.pread(self.size_bytes - start, start)
+            if start == block:
+                positions, end = find_positions(tail, 0, len(tail))
+                return int(offsets_at(tail, positions[-1:])[0]) if len(positions) and end == len(tail) else -1
+            at = tail.rfind(expected.to_bytes(8, "big"))
+            if at >= 0 and size_of(tail[at : at + RECORD_BYTES_MIN]) == len(tail) - at:
+                return expected
+            size *= 4
 
     def rebuild(self) -> Scan:
         """Build the derived files of a sealed segment again from the log."""
