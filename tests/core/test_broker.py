@@ -179,6 +179,22 @@ def test_damaged_settings_take_out_their_topic_alone_and_its_name_stays_taken(ma
 
 
 @in_loop
+async def test_a_topic_is_made_again_when_its_removal_is_noted() -> None:
+    """A crash in between would leave a list with the partitions of the old topic: those of the new one look lost."""
+    bus = Bus()
+    bus.topic("news", 3)
+    noted = Promise()
+    bus.broker.on_topics_changed = lambda name: noted
+    bus.broker.remove_topic("news", SERVER).result()
+    made = bus.broker.create_topic("news", 2, principal=SERVER)
+    assert not made.done
+    assert not bus.files.exists("data/topics/news")
+    noted.resolve()
+    assert len((await made).partitions) == 2
+    await bus.broker.close()
+
+
+@in_loop
 async def test_a_start_that_runs_out_of_files_blames_no_topic_for_it() -> None:
     files = FaultyFiles()
     bus = Bus(files)

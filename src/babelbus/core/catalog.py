@@ -110,6 +110,8 @@ class Catalog(TopicRights):
         self._writers: list[Writer] = []
         self._changes: dict[str, Promise] = {}
         """The last change of each topic that is asked for and not done."""
+        self._unlisted: dict[str, Promise] = {}
+        """Of the removed topics whose removal is not noted yet, what is done then."""
         self._background: set[asyncio.Future[Any]] = set()
         """Tasks that `close` waits for, so that nobody touches the folder once the server has given it back."""
         self._cut_short: set[str] = set()
@@ -501,6 +503,8 @@ class Catalog(TopicRights):
         if kept.owner:
             self.quotas.take(name_of_owner(kept.owner), "topics")
         try:
+            if name in self._unlisted:  # after a crash, the partitions of the old topic would look lost in the new one
+                await settled(self._unlisted[name])
             engine = kept.settings.engine
             if engine not in self._stores:  # it is opened when a topic first needs it; a database may hang
                 await self._loop.run_in_executor(None, self._stores.__getitem__, engine)
@@ -608,7 +612,12 @@ class Catalog(TopicRights):
     def _note_removal(self, name: str, owner: str, principal: Identity, hidden: list[tuple[Store, str]]) -> None:
         """Record that a topic is gone, and erase in the background what `_hide` left."""
         self._give_topic(owner)
-        noted = self._changed(name)
+        noted = self._unlisted[name] = self._changed(name)
+
+        def forget(_: Promise) -> None:
+            del self._unlisted[name]
+
+        noted.when_done(forget)
         self.on_topic_edited(name, "removed", principal)
         for store, token in hidden:
             task = self._loop.create_task(self._erase(store, token, noted))
