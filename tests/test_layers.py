@@ -65,9 +65,9 @@ FACES = {
 }
 
 # What knows files and databases, and who may import it: the server, the commands that work on a data folder, Spark,
-# which reads data folders, and the module of the core that opens stores.
+# which reads data folders, and the modules of the core that open stores.
 ENGINES = ("storage.disk", "storage.sql", "storage.jetstream", "storage.files")
-OPENERS = ("server", "spark", "cli.repair", "core.broker", "core.catalog")
+OPENERS = ("server", "spark", "cli.repair", "core.broker", "core.catalog", "core.stored_topics")
 # Others that import an engine today. The list may only become shorter: remove what is no longer true.
 ENGINE_DEBTS = {
     ("cli.clients", "storage.files"),
