@@ -368,6 +368,12 @@ class Connection(asyncio.Protocol):
         """Whether another server can continue the session, once nothing of it is under way."""
         return self._session is not None and self._session.is_portable
 
+    def stay(self) -> None:
+        """Keep the client while the server stops: its session may go on at another server."""
+        self.stays = True
+        if self._session is not None:
+            self._session.stay()
+
     def continuation(self) -> Continuation | None:
         """Return what another server needs to continue the session; `None` if it cannot be continued now."""
         session = self._session

@@ -83,6 +83,7 @@ class _Client:
     def end(self) -> None:
         """End the session here."""
         self.connection.stays = False
+        self.connection.drain()
         self.connection.close()
 
 

@@ -98,6 +98,13 @@ class Session(Protocol):
         """Whether another server can continue the session, once nothing of it is under way."""
         return False
 
+    def stay(self) -> None:
+        """Handle that the session may go on at another server: this one stops, and reads nothing more of the client.
+
+        If the session ends here after all, `end_waits` is called.
+        """
+        return
+
     def continuation(self) -> Continuation | None:
         """Return what another server needs to continue the session; `None` if no other can.
 

@@ -7,6 +7,7 @@ other members speak (docs/design/design.md, section 1).
 import asyncio
 import itertools
 import math
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
@@ -40,6 +41,10 @@ TTL_NAMES = frozenset((b"ttl", b"ce_ttl"))
 GRPC_MARKS = frozenset((b"seqnum", b"ce_seqnum"))
 """Headers that only what was published over gRPC has; each message there must name a `ttl`, wanted or not (10)."""
 TIMED = TTL_NAMES | GRPC_MARKS
+STOPS = "graceful normal quit from eventmesh"
+"""The goodbye of a server that stops."""
+NUMBER_BITS = 48
+"""The numbers of two servers begin so far apart that no window of pushes has numbers of both."""
 CORRELATION = "correlation99id"
 REPLY_TO = "reply99to99client"
 CLUSTER = "cluster"
@@ -88,6 +93,10 @@ class Peer(Protocol):
     def ends_at(self) -> float:
         """When the connection is closed whatever comes."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether the session may go on at another server when this one stops."""
+
     def say_goodbye(self, reason: str) -> None:
         """Send the goodbye of the server."""
 
@@ -126,7 +135,8 @@ class Hub:
 
         The key is the topic, and the name of the principal if it has rights that are asked for.
         """
-        self._numbers = itertools.count(1)
+        # Not from 1 on: a session may go on here, and acknowledge late what another server has pushed.
+        self._numbers = itertools.count(secrets.randbits(NUMBER_BITS))
         self._questions: dict[str, tuple[Key, str, str]] = {}
         """Questions whose requester waits, with the name of the principal that was asked, and the subject."""
 
@@ -357,10 +367,11 @@ class Hub:
             peer.expire()
 
     def stop(self) -> None:
-        """Send a goodbye to every client: the server stops."""
+        """Send a goodbye to every client whose session ends here: the server stops."""
         self.stopping = True
         for peer in list(self.peers):
-            peer.say_goodbye("graceful normal quit from eventmesh")
+            if not peer.stays:
+                peer.say_goodbye(STOPS)
 
     def end_requests(self) -> None:
         """Answer the requests that no responder has answered in time, where the protocol has an answer for that."""

@@ -16,6 +16,7 @@ class IdleSession(HttpSession, contract.Session):
 
     _outbox: Outbox
     ends_at = math.inf
+    stays = False
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
 """EventMesh as a server offers it: a hub behind listeners for TCP, HTTP and gRPC (docs/protocols/eventmesh.md)."""
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from babelbus.config import EventmeshSettings
@@ -10,10 +12,11 @@ from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
+from babelbus.protocols.eventmesh.continuation import KeptSession, decode_session
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Entry, Webhooks
-from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.service import Continued, ServiceContext, StreamService
 from babelbus.storage.notes import Note
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "babelbus.protocols.eventmesh"
 TICK_SECONDS = 1.0
+TURN_SESSIONS = 100
+"""Sessions that are continued in one turn of the event loop."""
 ORIGIN = "babelbus"
 FILE_NAME = "eventmesh.json"
 ADVICE = "put a copy of the file back, or remove the file: then webhooks must subscribe again"
@@ -126,13 +131,29 @@ class EventmeshService(StreamService):
             self._rpc.tick()
         self.webhooks.tick()
 
+    async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
+        """Continue sessions over TCP that another server has begun; return the owners of those that go on."""
+        present: set[str] = set()
+        for number, one in enumerate(sessions, 1):
+            self.listeners.continue_client(one.transport, partial(self._continue, decode_session(one.content), present))
+            if number % TURN_SESSIONS == 0:
+                await asyncio.sleep(0)
+        return present
+
+    def _continue(
+        self, kept: KeptSession, present: set[str], outbox: Outbox, close: Callable[[], None], peer: str | None
+    ) -> Session:
+        session = Session(self.hub, outbox, close, peer, kept)
+        present.add(kept.owner)
+        return session
+
     def close(self) -> None:
         """Answer the requests that no responder has answered in time, and close all connections."""
         self.hub.end_requests()
         super().close()
 
     async def drain(self) -> None:
-        """Send a goodbye to every client, and stop all deliveries."""
+        """Send a goodbye to every client whose session ends here, and stop all deliveries."""
         self.hub.stop()
         self.webhooks.stop()
         await self.listeners.stop()

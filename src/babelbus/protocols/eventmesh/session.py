@@ -5,6 +5,7 @@ The publications of a chunk are appended together, once for each topic, and ackn
 
 import logging
 import math
+import uuid
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -18,10 +19,12 @@ from babelbus.core.record import Event
 from babelbus.core.request import Question, Reply, Request, reads_too_slowly
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError, PeerLeavesError
+from babelbus.identities.errors import InvalidProofError
 from babelbus.protocols import contract
-from babelbus.protocols.contract import Outbox
+from babelbus.protocols.contract import Continuation, Outbox
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import LOST, REFUSALS, Caller, Given, address_of, name_of
+from babelbus.protocols.eventmesh.continuation import KeptCaller, KeptSession, encode_session
 from babelbus.protocols.eventmesh.frames import (
     FRAME_BYTES_MAX,
     NEW,
@@ -31,7 +34,14 @@ from babelbus.protocols.eventmesh.frames import (
     encode_frame,
     encode_head,
 )
-from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
+from babelbus.protocols.eventmesh.hub import (
+    CORRELATION,
+    PROTOCOL,
+    STOPS,
+    Hub,
+    correlation,
+    without_correlation,
+)
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
 from babelbus.protocols.eventmesh.records import (
     FLAVOUR,
@@ -62,9 +72,18 @@ _encode = msgspec.json.Encoder().encode
 class Session(contract.Session):
     """One connection: who the client is, what it publishes, what it is sent."""
 
-    def __init__(self, hub: Hub, outbox: Outbox, close: Callable[[], None], peer: str | None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        close: Callable[[], None],
+        peer: str | None,
+        kept: KeptSession | None = None,
+    ) -> None:
+        """Begin a session, or continue one that another server has `kept`."""
         self.heard_at = hub.clock.monotonic()
         self.ends_at = math.inf
+        self.stays = False
         self._hub = hub
         self._outbox = outbox
         self._close = close
@@ -92,6 +111,12 @@ class Session(contract.Session):
         """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
         self._done: dict[Holder, list[Delivery]] = {}
         hub.peers[self] = None
+        if kept is not None:
+            try:
+                self._continue(kept)
+            except BabelbusError:
+                self.close()
+                raise
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -346,6 +371,8 @@ class Session(contract.Session):
             self._ask,
             held=self._outbox.full,
         )
+        if self.stays:
+            subscribed.rest(self._hub)
 
     def _end(self, subscribed: Subscribed, *, lost: bool = False) -> None:
         member = subscribed.end(self._hub, lost=lost)
@@ -542,7 +569,7 @@ class Session(contract.Session):
 
     def release(self) -> None:
         """Resume deliveries: the outbox may have room again."""
-        if not self._outbox.full:
+        if not (self._outbox.full or self.stays):
             for subscribed in self._subscribed.values():
                 if subscribed.member is not None:
                     subscribed.member.resume()
@@ -647,6 +674,58 @@ class Session(contract.Session):
         self._held.clear()
         self.end_requests()
         self._forget_questions()
+
+    # -- from one server to the next ---------------------------------------------------------------------------------
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the session: nobody leaves, or waits for a reply of another client."""
+        return self._agent is not None and self.ends_at == math.inf and not (self._requests or self._questions)
+
+    def stay(self) -> None:
+        """Send nothing more of groups, and no questions: neither acknowledgements nor replies are read any more."""
+        self.stays = True
+        for subscribed in self._subscribed.values():
+            subscribed.rest(self._hub)
+
+    def end_waits(self) -> None:
+        """Send the goodbye of a server that stops, unless that was done: the session ends here."""
+        self.stays = False
+        if self._hub.stopping:
+            self.say_goodbye(STOPS)
+
+    def continuation(self) -> Continuation | None:
+        """Return what another server needs to continue the session; `None` if no other can."""
+        if not self.is_portable:
+            return None
+        assert self._agent is not None
+        assert self._caller is not None
+        kept = KeptSession(
+            owner=str(uuid.uuid4()),
+            surplus=self._surplus,
+            agent=self._agent,
+            caller=KeptCaller.of(self._caller),
+            subscriptions=[one.item for one in self._subscribed.values() if not one.is_over],
+            listens=self._listening,
+        )
+        return Continuation(kept.owner, encode_session(kept))
+
+    def _continue(self, kept: KeptSession) -> None:
+        """Continue a session: all of it, or nothing, so that the client hears why when it subscribes again.
+
+        Raises:
+            BabelbusError: what the client has proved does not hold any more, or it may not have a subscription.
+        """
+        caller = self._hub.callers.renew(kept.caller.caller(), self._address, self._outbox.peer_certificate)
+        if caller is None:
+            raise InvalidProofError("the credentials do not hold any more")
+        self._decoder.surplus = kept.surplus
+        self._begin_session(kept.agent, caller)
+        self._listening = kept.listens
+        for item in kept.subscriptions:
+            subscribed = self._subscribed[item.topic] = Subscribed(item, caller, self._outbox.peer)
+            if self._listening:
+                self._begin(subscribed)
 
     def _forget_questions(self) -> None:
         """Remove all questions, and tell their requesters: the client leaves."""

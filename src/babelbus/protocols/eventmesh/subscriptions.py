@@ -96,6 +96,14 @@ class Subscribed:
         if fresh:
             deliver(self, fresh)
 
+    def rest(self, hub: Hub) -> None:
+        """Deliver nothing more of the group, which hands nothing of this member to others yet; take no questions."""
+        if self.member is not None:
+            self.member.hold()
+        if self.responder is not None:
+            hub.broker.responders.remove(self.responder)
+            self.responder = None
+
     def end(self, hub: Hub, *, lost: bool = False) -> Member | None:
         """End deliveries; return the member that has left. `lost` says that the client did not ask for it."""
         if self.live is not None:

@@ -1,0 +1,367 @@
+"""Sessions over TCP that go on at another server: a scripted client of one hub, then of the next."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from babelbus.config import AccessSettings, EventmeshSettings
+from babelbus.core.access import Principal, Row
+from babelbus.core.record import Event
+from babelbus.errors import BabelbusError
+from babelbus.identities.proofs import Proofs
+from babelbus.identities.tokens import make_token
+from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh.callers import Callers
+from babelbus.protocols.eventmesh.continuation import KeptSession, decode_session
+from babelbus.protocols.eventmesh.hub import Hub
+from babelbus.protocols.eventmesh.session import Session
+from babelbus.storage.files import FileSystem
+from tests.support.bus import Bus, in_loop, turns
+from tests.support.clock import ManualClock
+from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, frame
+from tests.support.worterbuch import BYTES_MAX, Transport
+
+TOKEN = make_token(0)
+ALICE = Principal("alice", credentials=(TOKEN.credential,))
+OTHER_TOKEN = Principal("alice", credentials=(make_token(0).credential,))
+MAY_CONSUME = Row("alice", "consume", "news/#")
+
+
+class House:
+    """A hub on a bus of its own; the next one stands on the same files."""
+
+    def __init__(
+        self,
+        files: FileSystem | None = None,
+        *,
+        clock: ManualClock | None = None,
+        access: Literal["off", "enforce"] = "off",
+        entries: tuple[Principal | Row, ...] = (ALICE, MAY_CONSUME),
+    ) -> None:
+        self.bus = Bus(files, clock=clock)
+        gate = self.bus.open_gate(access)
+        self.bus.broker.open_groups(self.bus.files, "data", 3600)
+        proofs = Proofs("conf", self.bus.clock, self.bus.metrics, AccessSettings())
+        gate.import_entries("test", entries)
+        proofs.update({one.name: one.credentials for one in entries if isinstance(one, Principal)})
+        callers = Callers(gate, proofs, self.bus.clock)
+        self.hub = Hub(self.bus.broker, self.bus.clock, self.bus.metrics, EventmeshSettings(), callers)
+
+    async def next(self, **options: Any) -> "House":
+        """Stop this server in order; return the one that goes on."""
+        await self.bus.broker.close()
+        return House(self.bus.files, clock=self.bus.clock, **options)
+
+    async def publish(self, *texts: str, topic: str = "news") -> None:
+        await self.hub.publish([Event(topic, text.encode()) for text in texts]).wait()
+        await turns()
+
+
+class Talker:
+    """One client of a hub."""
+
+    def __init__(self, house: House, *, surplus: int = NEW, kept: KeptSession | None = None) -> None:
+        self.surplus = surplus
+        self.transport = Transport()
+        self.outbox = Outbox(self.transport, BYTES_MAX)
+        self._read = 0
+        self.session = Session(house.hub, self.outbox, lambda: None, "10.0.0.1:5", kept)
+
+    async def say(self, cmd: str, body: object = None, seq: str = "1", **properties: object) -> None:
+        header = {"cmd": cmd, "command": cmd, "code": 0, "seq": seq, "properties": properties}
+        self.outbox.holding = True
+        self.session.receive_data(frame(self.surplus, header, body))
+        self.outbox.release()
+        while self.outbox.waiting:
+            await turns()
+        await turns()
+
+    def heard(self) -> list[tuple[dict[str, Any], Any]]:
+        """Everything that came since the last look: headers and bodies."""
+        data = bytes(self.transport.written[self._read :])
+        self._read += len(data)
+        frames = []
+        while data:
+            _, length, size = HEAD.unpack_from(data)
+            end = HEAD.size + length - self.surplus
+            body = data[HEAD.size + size : end]
+            frames.append((json.loads(data[HEAD.size : HEAD.size + size]), json.loads(body) if body else None))
+            data = data[end:]
+        return frames
+
+    async def ask(self, cmd: str, body: object = None) -> int:
+        """Send a request; return the code of its answer."""
+        self.heard()
+        await self.say(cmd, body)
+        return int(self.heard()[0][0]["code"])
+
+    async def hello(self, purpose: str = "sub", **agent: object) -> "Talker":
+        assert await self.ask("HELLO_REQUEST", {**AGENT, "purpose": purpose, **agent}) == 0
+        return self
+
+    async def subscribe(self, topic: str = "news", mode: str = "CLUSTERING", kind: str = "ASYNC") -> "Talker":
+        items = [{"topic": topic, "mode": mode, "type": kind}]
+        assert await self.ask("SUBSCRIBE_REQUEST", {"topicList": items}) == 0
+        return self
+
+    async def listen(self, topic: str = "news", mode: str = "CLUSTERING", kind: str = "ASYNC") -> "Talker":
+        await self.subscribe(topic, mode, kind)
+        assert await self.ask("LISTEN_REQUEST") == 0
+        return self
+
+    def pushed(self) -> list[tuple[str, str]]:
+        """The pushes since the last look: `seq` and text of each."""
+        return [(header["seq"], body["body"]) for header, body in self.heard() if header["cmd"].endswith("_TO_CLIENT")]
+
+    async def acknowledge(self, *seqs: str) -> None:
+        for seq in seqs:
+            await self.say("ASYNC_MESSAGE_TO_CLIENT_ACK", seq=seq)
+
+    def commands(self) -> list[str]:
+        return [header["cmd"] for header, _ in self.heard()]
+
+    def keep(self) -> KeptSession:
+        """Hand over the session."""
+        continuation = self.session.continuation()
+        assert continuation is not None
+        kept = decode_session(continuation.content)
+        assert kept.owner == continuation.owner
+        self.outbox.close()
+        self.session.leave()
+        return kept
+
+
+@pytest.mark.parametrize("surplus", [OLD, NEW])
+@in_loop
+async def test_a_consumer_goes_on_and_only_what_it_did_not_acknowledge_comes_again(surplus: int) -> None:
+    first = House()
+    before = await (await Talker(first, surplus=surplus).hello()).listen()
+    await first.publish("a", "b", "c")
+    pushes = before.pushed()
+    assert [text for _, text in pushes] == ["a", "b", "c"]
+    await before.acknowledge(pushes[0][0], pushes[2][0])
+    before.session.stay()
+    await first.publish("d")
+    assert before.heard() == []
+    kept = before.keep()
+    assert first.hub.peers == {}
+
+    second = await first.next()
+    after = Talker(second, surplus=surplus, kept=kept)
+    await turns()
+    again = after.pushed()
+    assert [text for _, text in again] == ["b", "d"]
+    assert not {seq for seq, _ in again} & {seq for seq, _ in pushes}
+    await after.acknowledge(pushes[1][0], *(seq for seq, _ in again))
+    await second.publish("e")
+    assert [text for _, text in after.pushed()] == ["e"]
+    assert second.bus.broker.groups.get("news", "G").info().in_flight == 1
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_an_acknowledgement_that_comes_late_counts_for_no_other_push() -> None:
+    first = House()
+    before = await (await Talker(first).hello()).listen()
+    await first.publish("a")
+    [(late, _)] = before.pushed()
+    kept = before.keep()
+    second = await first.next()
+    after = Talker(second, kept=kept)
+    await turns()
+    assert after.pushed() != []
+    await after.acknowledge(late)
+    assert second.bus.broker.groups.get("news", "G").info().in_flight == 1
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_nothing_is_pushed_to_a_client_that_stays_while_its_server_stops_and_it_hears_no_goodbye() -> None:
+    house = House()
+    stays = await (await Talker(house).hello()).listen()
+    other = await (await Talker(house).hello(group="other")).listen()
+    await house.publish("a")
+    assert len(stays.pushed()) == len(other.pushed()) == 1
+    stays.session.stay()
+    house.hub.stop()
+    assert (stays.commands(), other.commands()) == ([], ["SERVER_GOODBYE_REQUEST"])
+    await house.publish("b")
+    stays.session.release()
+    await turns()
+    assert stays.commands() == other.commands() == []
+    stays.session.end_waits()  # it cannot go on after all
+    stays.session.end_waits()
+    assert stays.commands() == ["SERVER_GOODBYE_REQUEST"]
+    assert stays.session.continuation() is None
+    await house.bus.broker.close()
+
+
+@in_loop
+async def test_a_topic_that_is_subscribed_to_while_the_server_stops_is_not_pushed_before_the_next_one() -> None:
+    house = House()
+    talker = await (await Talker(house).hello()).listen()
+    talker.session.stay()
+    await talker.subscribe("late")
+    await house.publish("a", topic="late")
+    assert talker.heard() == []
+    kept = talker.keep()
+    second = await house.next()
+    after = Talker(second, kept=kept)
+    await turns()
+    assert [text for _, text in after.pushed()] == ["a"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_a_broadcast_is_heard_once_whichever_server_it_comes_to() -> None:
+    first = House()
+    before = await (await Talker(first).hello()).listen(mode="BROADCASTING")
+    before.session.stay()
+    await first.publish("last")
+    assert [text for _, text in before.pushed()] == ["last"]
+    kept = before.keep()
+    await first.publish("nobody's")
+    second = await first.next()
+    after = Talker(second, kept=kept)
+    await second.publish("first")
+    assert [text for _, text in after.pushed()] == ["first"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_a_publisher_and_a_client_that_does_not_listen_yet_go_on() -> None:
+    first = House()
+    publisher = await Talker(first).hello("pub")
+    reader = await (await Talker(first).hello()).subscribe()
+    sessions = publisher.keep(), reader.keep()
+    second = await first.next()
+    publisher, reader = (Talker(second, kept=kept) for kept in sessions)
+    assert await publisher.ask("ASYNC_MESSAGE_TO_SERVER", {"topic": "news", "body": "x"}) == 0
+    assert await publisher.ask("LISTEN_REQUEST") == 1
+    assert reader.heard() == []
+    await reader.say("LISTEN_REQUEST")
+    assert [text for _, text in reader.pushed()] == ["x"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_a_responder_that_owes_nothing_goes_on_and_answers_at_the_next_server() -> None:
+    first = House()
+    before = await (await Talker(first).hello()).listen(kind="SYNC")
+    assert first.bus.broker.responders.answers("news")
+    before.session.stay()
+    assert not first.bus.broker.responders.answers("news")  # requesters are told at once
+    kept = before.keep()
+    second = await first.next()
+    after, requester = Talker(second, kept=kept), await Talker(second).hello("pub")
+    await requester.say("REQUEST_TO_SERVER", {"topic": "news", "body": "?"})
+    [(_, question)] = after.heard()
+    await after.say("RESPONSE_TO_SERVER", {**question, "body": "!"})
+    assert [body["body"] for _, body in requester.heard()] == ["!"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_neither_a_requester_that_waits_nor_a_responder_that_owes_the_reply_goes_on() -> None:
+    house = House()
+    responder = await (await Talker(house).hello()).listen(kind="SYNC")
+    requester = await Talker(house).hello("pub")
+    await requester.say("REQUEST_TO_SERVER", {"topic": "news", "body": "?"})
+    [(header, question)] = responder.heard()
+    for talker in (responder, requester):
+        assert not talker.session.is_portable
+        assert talker.session.continuation() is None
+    await responder.say("RESPONSE_TO_SERVER", {**question, "body": "!"})
+    await responder.say("REQUEST_TO_CLIENT_ACK", seq=header["seq"])
+    assert responder.session.is_portable
+    assert requester.session.is_portable
+    await house.bus.broker.close()
+
+
+async def _say_nothing(talker: Talker) -> None:
+    return
+
+
+async def _leave(talker: Talker) -> None:
+    await talker.hello()
+    await talker.say("CLIENT_GOODBYE_REQUEST")
+
+
+async def _hear_goodbye(talker: Talker) -> None:
+    (await talker.hello()).session.say_goodbye("an administrator says so")
+
+
+async def _be_redirected(talker: Talker) -> None:
+    (await talker.hello()).session.redirect("10.0.0.2", 10_000)
+
+
+@pytest.mark.parametrize("begin", [_say_nothing, _leave, _hear_goodbye, _be_redirected])
+@in_loop
+async def test_a_client_that_has_not_begun_or_that_leaves_does_not_go_on(begin: Callable[[Talker], Any]) -> None:
+    house = House()
+    talker = Talker(house)
+    await begin(talker)
+    assert not talker.session.is_portable
+    assert talker.session.continuation() is None
+    await house.bus.broker.close()
+
+
+@in_loop
+async def test_a_subscription_whose_topic_was_removed_does_not_go_on() -> None:
+    first = House()
+    before = await (await Talker(first).hello()).listen()
+    await before.listen("other")
+    await first.hub.remove_topic("news").wait()
+    kept = before.keep()
+    assert [item.topic for item in kept.subscriptions] == ["other"]
+    second = await first.next()
+    after = Talker(second, kept=kept)
+    assert after.session.subscriptions == [("other", False)]
+    await second.bus.broker.close()
+
+
+async def proved() -> tuple[House, KeptSession]:
+    """A client that has shown a token to a server, and its session."""
+    house = House(access="enforce")
+    house.bus.topic()
+    return house, (await (await Talker(house).hello(token=TOKEN.secret)).listen()).keep()
+
+
+@in_loop
+async def test_a_client_goes_on_as_the_principal_that_it_has_proved_to_be() -> None:
+    first, kept = await proved()
+    second = await first.next(access="enforce")
+    after = Talker(second, kept=kept)
+    assert after.session.principal == "alice"
+    assert await after.ask("ASYNC_MESSAGE_TO_SERVER", {"topic": "news", "body": "x"}) == 1  # it may not publish
+    await second.bus.broker.close()
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [(), (OTHER_TOKEN, MAY_CONSUME), (ALICE,)],
+    ids=["the principal is gone", "its token is gone", "its right is gone"],
+)
+@in_loop
+async def test_a_client_whose_proof_or_right_is_gone_does_not_go_on(entries: tuple[Principal | Row, ...]) -> None:
+    first, kept = await proved()
+    second = await first.next(access="enforce", entries=entries)
+    with pytest.raises(BabelbusError):
+        Talker(second, kept=kept)
+    assert second.hub.peers == {}
+    assert second.bus.broker.groups.get("news", "G").info().members == 0
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_a_proof_that_ends_meanwhile_proves_nothing_at_the_next_server() -> None:
+    first, kept = await proved()
+    ends = msgspec.structs.replace(kept.caller, until_ms=first.bus.clock.now_ms() + 1000)
+    first.bus.clock.advance(1)
+    second = await first.next(access="enforce")
+    with pytest.raises(BabelbusError):
+        Talker(second, kept=msgspec.structs.replace(kept, caller=ends))
+    await second.bus.broker.close()
