@@ -1,4 +1,4 @@
-"""Clients of Wörterbuch at a member that is not the owner keep their sessions when the owner changes in order."""
+"""Clients of Wörterbuch and of EventMesh over TCP keep their sessions when the owner changes in order."""
 
 import asyncio
 import json
@@ -20,6 +20,7 @@ from babelbus.server.app import Server
 from babelbus.server.handover import Handover, _Session
 from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.eventmesh import MeshClient
 from tests.support.jebp import create, fetch, fetched, said
 from tests.support.jebp import subscribe as subscribe_topic
 from tests.support.members import Party, make_topic
@@ -71,6 +72,17 @@ def party(nats: NatsServer, tmp_path: Path) -> Iterator[Party]:
 
 def lines(party: Party, name: str) -> Lines:
     return Lines(party.children[name].addresses["worterbuch-tcp"])
+
+
+def mesh(party: Party, name: str, **agent: object) -> MeshClient:
+    return MeshClient(party.children[name].addresses["eventmesh-tcp"]).hello(**agent)  # type: ignore[arg-type]
+
+
+def taken(client: MeshClient) -> str:
+    """Take a push; return its text when the owner has the acknowledgement."""
+    _, body = client.push()
+    assert client.ask("HEARTBEAT_REQUEST")["code"] == 0
+    return str(body["body"])
 
 
 def start(party: Party, *names: str) -> None:
@@ -169,6 +181,50 @@ def test_the_sessions_of_clients_that_do_not_come_end(party: Party) -> None:
         party.move("c", "c")
         assert watcher.hear() == state(1, "off")
         device.close()
+
+
+def test_consumers_of_eventmesh_go_on_at_each_owner_and_lose_nothing(party: Party) -> None:
+    start(party, "a", "b", "c")
+    with (
+        mesh(party, "b", group="here") as here,
+        mesh(party, "a", group="there") as there,
+        mesh(party, "b", group="slow") as slow,
+        mesh(party, "a", group="all") as hears,
+        mesh(party, "c", purpose="pub", group="p") as publisher,
+    ):
+        for client in (here, there, slow):
+            client.listen("orders")
+        hears.listen("orders", mode="BROADCASTING")
+        assert publisher.publish("orders", "held")["code"] == 0
+        assert [taken(client) for client in (here, there, hears)] == ["held"] * 3
+        seqs = {slow.next()[0]["seq"]}
+        for number, owner in enumerate(("b", "c", "a")):
+            party.move("c", owner)
+            header, body = slow.next()  # it has not acknowledged: the next owner pushes it again
+            assert body["body"] == "held"
+            seqs.add(header["seq"])
+            assert publisher.publish("orders", str(number))["code"] == 0
+            assert [taken(client) for client in (here, there, hears)] == [str(number)] * 3
+            pushed = slow.next()
+            assert pushed[1]["body"] == str(number)
+            slow.send("ASYNC_MESSAGE_TO_CLIENT_ACK", seq=pushed[0]["seq"])
+            assert slow.ask("HEARTBEAT_REQUEST")["code"] == 0
+        assert len(seqs) == 4
+        status, group = party.ask("c", "/api/topics/orders/groups/here")
+        assert (status, group["lag"], group["members"]) == (200, 0, 1)
+
+
+def test_a_client_of_eventmesh_hears_goodbye_only_where_its_session_ends(party: Party) -> None:
+    start(party, "a", "b")
+    with mesh(party, "a", group="mine") as mine, mesh(party, "b", group="other") as other:
+        for client in (mine, other):
+            client.listen("orders")
+        assert party.children["a"].stop() == 0
+        assert mine.next()[0]["cmd"] == "SERVER_GOODBYE_REQUEST"
+        assert mine.is_closed()
+        with mesh(party, "b", purpose="pub", group="p") as publisher:
+            assert publisher.publish("orders", "x")["code"] == 0
+        assert taken(other) == "x"
 
 
 def read(folder: Path, epoch: int) -> list[str]:
