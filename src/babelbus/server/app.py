@@ -530,6 +530,8 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaner
         services = list(self.services.values())
+        if self._handover is not None:
+            await self._handover.settle(services)
         if self._edges is not None:
             await self._edges.leave()
         if self._core_end is not None:

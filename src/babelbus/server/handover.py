@@ -163,6 +163,10 @@ class Handover:
 
     # -- at the owner that stops -------------------------------------------------------------------------------------
 
+    async def settle(self, services: Iterable[Service]) -> None:
+        """Wait a moment for what clients have not acknowledged, while their requests are still read."""
+        await asyncio.gather(*(service.settle() for service in _stream_services(services)))
+
     async def begin(self, services: Iterable[Service], core_end: CoreEnd, *, goes_on: bool) -> None:
         """Find the clients whose sessions may go on: the end of the services passes over their connections.
 

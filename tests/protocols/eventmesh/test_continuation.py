@@ -1,7 +1,9 @@
 """Sessions over TCP that go on at another server: a scripted client of one hub, then of the next."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -17,11 +19,13 @@ from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.continuation import KeptSession, decode_session
 from babelbus.protocols.eventmesh.hub import Hub
+from babelbus.protocols.eventmesh.service import ACK_STEP_SECONDS, EventmeshService
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.storage.files import FileSystem
 from tests.support.bus import Bus, in_loop, turns
 from tests.support.clock import ManualClock
-from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, frame
+from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, MeshClient, frame
+from tests.support.server import LiveServer, configure
 from tests.support.worterbuch import BYTES_MAX, Transport
 
 TOKEN = make_token(0)
@@ -321,6 +325,40 @@ async def test_a_subscription_whose_topic_was_removed_does_not_go_on() -> None:
     after = Talker(second, kept=kept)
     assert after.session.subscriptions == [("other", False)]
     await second.bus.broker.close()
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[tuple[LiveServer, EventmeshService, MeshClient]]:
+    """A server, its service, and a client that holds a message."""
+    with LiveServer(configure(tmp_path)) as live, MeshClient(live.server.addresses["eventmesh-tcp"]) as client:
+        client.hello().listen("news")
+        client.publish("news", "a")
+        service = live.server.services["eventmesh"]
+        assert isinstance(service, EventmeshService)
+        yield live, service, client
+
+
+def test_before_a_server_hands_over_clients_have_time_to_acknowledge_and_get_nothing_more(
+    mesh: tuple[LiveServer, EventmeshService, MeshClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("babelbus.protocols.eventmesh.service.ACK_SECONDS", 1e6)
+    live, service, client = mesh
+    tasks: list[asyncio.Task[None]] = []
+    live.call(lambda: tasks.append(asyncio.create_task(service.settle())))
+    client.publish("news", "b")
+    assert client.push()[1]["body"] == "a"
+    live.until(tasks[0].done)
+    client.send("HEARTBEAT_REQUEST")
+    assert client.next()[0]["cmd"] == "HEARTBEAT_RESPONSE"
+
+
+def test_a_server_that_hands_over_does_not_wait_for_ever_for_acknowledgements(
+    mesh: tuple[LiveServer, EventmeshService, MeshClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("babelbus.protocols.eventmesh.service.ACK_SECONDS", ACK_STEP_SECONDS)
+    live, service, client = mesh
+    live.run(service.settle)
+    assert client.push()[1]["body"] == "a"
 
 
 async def proved() -> tuple[House, KeptSession]:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 PACKAGE = "babelbus.protocols.eventmesh"
 TICK_SECONDS = 1.0
+ACK_SECONDS = 0.5
+"""How long clients may take to acknowledge what was pushed before another server goes on."""
+ACK_STEP_SECONDS = 0.01
 TURN_SESSIONS = 100
 """Sessions that are continued in one turn of the event loop."""
 ORIGIN = "babelbus"
@@ -130,6 +133,16 @@ class EventmeshService(StreamService):
         if self._rpc is not None:
             self._rpc.tick()
         self.webhooks.tick()
+
+    async def settle(self) -> None:
+        """Send nothing more of groups to clients over TCP, and wait a moment for what they have not acknowledged."""
+        sessions = [peer for peer in self.hub.peers if isinstance(peer, Session)]
+        for session in sessions:
+            session.rest()
+        steps = int(ACK_SECONDS / ACK_STEP_SECONDS)
+        while steps and (sessions := [session for session in sessions if session.owes_acks]):
+            steps -= 1
+            await asyncio.sleep(ACK_STEP_SECONDS)
 
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions over TCP that another server has begun; return the owners of those that go on."""

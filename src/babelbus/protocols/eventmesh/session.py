@@ -84,6 +84,8 @@ class Session(contract.Session):
         self.heard_at = hub.clock.monotonic()
         self.ends_at = math.inf
         self.stays = False
+        self._resting = False
+        """Whether groups push nothing more, because the server stops."""
         self._hub = hub
         self._outbox = outbox
         self._close = close
@@ -369,10 +371,10 @@ class Session(contract.Session):
             self._deliver,
             self._broadcast,
             self._ask,
-            held=self._outbox.full,
+            held=self._outbox.full or self._resting,
         )
         if self.stays:
-            subscribed.rest(self._hub)
+            subscribed.end_questions(self._hub)
 
     def _end(self, subscribed: Subscribed, *, lost: bool = False) -> None:
         member = subscribed.end(self._hub, lost=lost)
@@ -569,7 +571,7 @@ class Session(contract.Session):
 
     def release(self) -> None:
         """Resume deliveries: the outbox may have room again."""
-        if not (self._outbox.full or self.stays):
+        if not (self._outbox.full or self._resting):
             for subscribed in self._subscribed.values():
                 if subscribed.member is not None:
                     subscribed.member.resume()
@@ -682,11 +684,24 @@ class Session(contract.Session):
         """Whether another server can continue the session: nobody leaves, or waits for a reply of another client."""
         return self._agent is not None and self.ends_at == math.inf and not (self._requests or self._questions)
 
+    def rest(self) -> None:
+        """Send nothing more of groups: the server is about to stop."""
+        self._resting = True
+        for subscribed in self._subscribed.values():
+            if subscribed.member is not None:
+                subscribed.member.hold()
+
+    @property
+    def owes_acks(self) -> bool:
+        """Whether the client holds messages that it has not acknowledged."""
+        return any(one.member is not None and one.member.in_flight for one in self._subscribed.values())
+
     def stay(self) -> None:
         """Send nothing more of groups, and no questions: neither acknowledgements nor replies are read any more."""
+        self.rest()
         self.stays = True
         for subscribed in self._subscribed.values():
-            subscribed.rest(self._hub)
+            subscribed.end_questions(self._hub)
 
     def end_waits(self) -> None:
         """Send the goodbye of a server that stops, unless that was done: the session ends here."""

@@ -96,10 +96,8 @@ class Subscribed:
         if fresh:
             deliver(self, fresh)
 
-    def rest(self, hub: Hub) -> None:
-        """Deliver nothing more of the group, which hands nothing of this member to others yet; take no questions."""
-        if self.member is not None:
-            self.member.hold()
+    def end_questions(self, hub: Hub) -> None:
+        """Remove the client from the responders of the topic."""
         if self.responder is not None:
             hub.broker.responders.remove(self.responder)
             self.responder = None
@@ -109,9 +107,7 @@ class Subscribed:
         if self.live is not None:
             hub.broker.unsubscribe(self.live)
             self.live = None
-        if self.responder is not None:
-            hub.broker.responders.remove(self.responder)
-            self.responder = None
+        self.end_questions(hub)
         member, self.member = self.member, None
         if member is not None:
             member.leave(lost=lost)
