@@ -214,6 +214,18 @@ def test_consumers_of_eventmesh_go_on_at_each_owner_and_lose_nothing(party: Part
         assert (status, group["lag"], group["members"]) == (200, 0, 1)
 
 
+def test_requests_of_eventmesh_are_answered_by_the_same_client_at_each_owner(party: Party) -> None:
+    start(party, "a", "b")
+    with mesh(party, "a", group="s") as responder, mesh(party, "b", purpose="pub", group="q") as requester:
+        responder.listen("sums", kind="SYNC")
+        for number, owner in enumerate(("b", "a")):
+            party.move("a", owner)
+            requester.send("REQUEST_TO_SERVER", {"topic": "sums", "body": "?", "properties": {"ttl": "60000"}})
+            _, question = responder.next()
+            responder.send("RESPONSE_TO_SERVER", {**question, "body": str(number)})
+            assert requester.next()[1]["body"] == str(number)
+
+
 def test_a_client_of_eventmesh_hears_goodbye_only_where_its_session_ends(party: Party) -> None:
     start(party, "a", "b")
     with mesh(party, "a", group="mine") as mine, mesh(party, "b", group="other") as other:
