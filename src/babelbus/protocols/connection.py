@@ -383,12 +383,6 @@ class Connection(asyncio.Protocol):
             return None
         return session.continuation()
 
-    def stay(self) -> None:
-        """Keep the session when this server stops, for another one; no request waits longer for events."""
-        self.stays = True
-        if self._session is not None:
-            self._session.end_waits()
-
     def leave(self) -> None:
         """Release the client, whose session goes on at another server."""
         session = self._release()

@@ -2,8 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from babelbus.config import EventmeshSettings
@@ -12,11 +11,11 @@ from babelbus.protocols import contract
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.calls import Calls, read_networks
-from babelbus.protocols.eventmesh.continuation import KeptSession, decode_session
+from babelbus.protocols.eventmesh.continuation import decode_session
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Entry, Webhooks
-from babelbus.protocols.service import Continued, ServiceContext, StreamService
+from babelbus.protocols.service import ServiceContext, StreamService
 from babelbus.storage.notes import Note
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ TICK_SECONDS = 1.0
 ACK_SECONDS = 0.5
 """How long clients may take to acknowledge what was pushed before another server goes on."""
 ACK_STEP_SECONDS = 0.01
-TURN_SESSIONS = 100
-"""Sessions that are continued in one turn of the event loop."""
 ORIGIN = "babelbus"
 FILE_NAME = "eventmesh.json"
 ADVICE = "put a copy of the file back, or remove the file: then webhooks must subscribe again"
@@ -144,21 +141,9 @@ class EventmeshService(StreamService):
             steps -= 1
             await asyncio.sleep(ACK_STEP_SECONDS)
 
-    async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
-        """Continue sessions over TCP that another server has begun; return the owners of those that go on."""
-        present: set[str] = set()
-        for number, one in enumerate(sessions, 1):
-            self.listeners.continue_client(one.transport, partial(self._continue, decode_session(one.content), present))
-            if number % TURN_SESSIONS == 0:
-                await asyncio.sleep(0)
-        return present
-
-    def _continue(
-        self, kept: KeptSession, present: set[str], outbox: Outbox, close: Callable[[], None], peer: str | None
-    ) -> Session:
-        session = Session(self.hub, outbox, close, peer, kept)
-        present.add(kept.owner)
-        return session
+    def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        """Return a session over TCP that goes on."""
+        return Session(self.hub, outbox, close, peer, decode_session(content))
 
     def close(self) -> None:
         """Answer the requests that no responder has answered in time, and close all connections."""

@@ -191,6 +191,10 @@ class Session(contract.Session):
         """Whether another server can continue the session: its client has proved who it is, and has no calls."""
         return self._client is not None and (self._calls is None or self._calls.is_idle)
 
+    def stay(self) -> None:
+        """Answer the fetches that wait for records with what there is: the server stops."""
+        self.end_fetches()
+
     def continuation(self) -> contract.Continuation | None:
         """Return what another server needs to continue the session."""
         if not self.is_portable or self._waits or not self._change.done:
