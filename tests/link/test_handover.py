@@ -11,8 +11,11 @@ from babelbus.config import TlsSettings
 from babelbus.link.edge import Edge
 from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.listening.certificates import Certificates
+from babelbus.server.handover import Handover
+from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
+from tests.support.hesitant import Hesitant, connect
 from tests.support.link import Linked, Session, until
 
 ID = "session"
@@ -142,5 +145,24 @@ def test_the_last_requests_of_a_client_that_left_while_it_waited_are_not_carried
             assert await following.lost is None
             assert following.received == b""
             assert both.edge.connections == 0
+
+    asyncio.run(test())
+
+
+def test_a_client_whose_request_is_not_done_yet_may_go_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            session = Hesitant()
+            connection = connect(session)
+            both.first.make_session = lambda _: connection  # type: ignore[assignment,return-value]
+            _, writer, _ = await both.dial()
+            writer.write(b"request")
+            await until(lambda: session.busy)
+            both.first.core.stop_accepting()
+            await Handover(LocalFiles(), str(tmp_path), 1).begin([], both.first.core, goes_on=False)
+            assert connection.stays
+            session.may_go_on = True
+            connection.room()
+            assert connection.continuation() is not None
 
     asyncio.run(test())

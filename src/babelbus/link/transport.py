@@ -186,6 +186,11 @@ class LinkedTransport(asyncio.Transport):
         self.receive_data(data)
 
     @property
+    def protocol(self) -> asyncio.Protocol | None:
+        """The protocol; `None` before the client is let in, and when it is gone."""
+        return self._protocol
+
+    @property
     def idle_protocol(self) -> asyncio.Protocol | None:
         """The protocol, if it reads and nothing waits, for it or for the client: answers aside overtake nothing."""
         waits = self.held or self._waiting

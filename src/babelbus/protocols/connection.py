@@ -82,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._session: Session | None = None
         self.stays = False
         """Whether the session may go on at another server when this one stops."""
+        self._reads = True
+        """Whether anything is read that the client has not sent yet."""
         self.address = "local"
         self.peer = "?"
 
@@ -230,8 +232,8 @@ class Connection(asyncio.Protocol):
         seconds = 0.0 if self._quota is None else self._quota.publish.take(0)
         if seconds:
             self._rest_for(seconds)
-        elif not (self._paused or self._ended or self._eof or self.transport.is_closing()):
-            self.transport.resume_reading()
+        else:
+            self._read_on()
 
     def _charge_sent(self, size_bytes: int) -> None:
         """Count what was sent, and send no more for a while if that is more than the principal may read."""
@@ -340,10 +342,14 @@ class Connection(asyncio.Protocol):
         if self._paused and not self._outbox.full and not self._outbox.closed:
             self._paused = False
             self._run(session, session.resume)
-            if not (self._paused or self._ended or self._eof or self._rest is not None or self.transport.is_closing()):
-                self.transport.resume_reading()
+            self._read_on()
         if self._eof and not self.busy:
             self.close()
+
+    def _read_on(self) -> None:
+        waits = self._paused or self._rest is not None
+        if self._reads and not (waits or self._ended or self._eof or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def resume_writing(self) -> None:
         """Continue: the peer took the bytes that were sent."""
@@ -373,6 +379,11 @@ class Connection(asyncio.Protocol):
         self.stays = True
         if self._session is not None:
             self._session.stay()
+
+    def stop_reading(self) -> None:
+        """Read nothing more from the socket of the client; what came is carried out and answered."""
+        self._reads = False
+        self.transport.pause_reading()
 
     def continuation(self) -> Continuation | None:
         """Return what another server needs to continue the session; `None` if it cannot be continued now."""

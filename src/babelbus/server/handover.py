@@ -178,14 +178,14 @@ class Handover:
         for link in await core_end.pause_members(PAUSE_SECONDS):
             if goes_on or not link.is_local:
                 for transport in link.transports.values():
-                    protocol = transport.idle_protocol
+                    protocol = transport.protocol
                     if isinstance(protocol, Connection) and protocol.is_portable:
                         self._clients.append(_LinkedClient(protocol, link, transport))
         if goes_on:
             for service in _stream_services(services):
                 for connection in service.listeners.connections:
                     if connection.is_portable and not isinstance(connection.transport, LinkedTransport):
-                        connection.transport.pause_reading()
+                        connection.stop_reading()
                         self._clients.append(_Client(connection))
 
     async def end(self, services: Iterable[Service], broker: Broker) -> list[Client]:
