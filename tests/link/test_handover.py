@@ -149,6 +149,21 @@ def test_the_last_requests_of_a_client_that_left_while_it_waited_are_not_carried
     asyncio.run(test())
 
 
+def test_a_session_is_called_for_more_when_its_client_has_come() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            _, _, session = await both.dial()
+            await both.pause()
+            both.link.hand_over(session.transport, ID)
+            following = both.continue_session()
+            await both.leave()
+            assert following.events == []
+            await both.second.link(both.edge, "tcp")
+            await until(lambda: following.events == ["resume"])
+
+    asyncio.run(test())
+
+
 def test_a_client_whose_request_is_not_done_yet_may_go_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster() as both:

@@ -140,7 +140,10 @@ class LinkedTransport(asyncio.Transport):
         self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
 
     def attach(self, link: Link, number: int, edge: str) -> None:
-        """Continue over the link to the edge of the client, which has come: until now it was absent."""
+        """Continue over the link to the edge of the client, which has come: until now it was absent.
+
+        The protocol is called as one whose peer has taken what was sent.
+        """
         absence = self._link
         assert isinstance(absence, Absence), "the client has a link"
         self._link, self.number = link, number
@@ -150,6 +153,7 @@ class LinkedTransport(asyncio.Transport):
                 link.send_data(number, taken, payload)
             else:
                 link.send(kind, number, payload, taken)
+        self._call_for_more()
 
     @property
     def is_settled(self) -> bool:
@@ -219,11 +223,14 @@ class LinkedTransport(asyncio.Transport):
             self._pass_on()
         if self._wants_room and self.unsent_bytes <= self._low:
             self._wants_room = False
-            assert self._protocol is not None
-            try:
-                self._protocol.resume_writing()
-            except Exception as error:
-                self.fail(error)
+            self._call_for_more()
+
+    def _call_for_more(self) -> None:
+        assert self._protocol is not None
+        try:
+            self._protocol.resume_writing()
+        except Exception as error:
+            self.fail(error)
 
     def lose(self, error: Exception | None) -> None:
         """Call the protocol, in the next turn, because the client is gone."""

@@ -166,6 +166,7 @@ class StreamService:
     """A service over stream sockets; a protocol adds `start`, and what it does beside its connections."""
 
     def __init__(self, name: str, context: ServiceContext, settings: StreamSettings) -> None:
+        self.name = name
         self.listeners = Listeners(
             name,
             context.metrics,
@@ -196,6 +197,14 @@ class StreamService:
 
     async def settle(self) -> None:
         """Return: nothing that was sent to clients is outstanding when another server goes on."""
+
+    def keep(self) -> bytes:
+        """Return what another server needs beside the sessions that it continues: nothing."""
+        return b""
+
+    def restore(self, content: bytes) -> None:
+        """Continue with the content that another server has kept; nothing was served so far."""
+        assert not content, "a service that keeps something restores it"
 
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions that another server has begun; return the owners of those that go on."""

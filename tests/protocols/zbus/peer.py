@@ -11,6 +11,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.identities.directory import Directory
 from babelbus.identities.guessing import Guessing
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.zbus.continuation import KeptSession
 from babelbus.protocols.zbus.http import WebSession
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.web_options import NOTHING_ELSE, WebOptions
@@ -95,13 +96,20 @@ class Peer:
         keys: dict[str, str] | None = None,
         options: WebOptions | None = None,
         address: str = "10.0.0.1:5",
+        kept: KeptSession | None = None,
     ) -> None:
         self.wire = Wire()
         self.outbox = Outbox(self.wire, OUTBOX_BYTES)
         self.closed = False
         self._house = house
         self.session = WebSession(
-            house.hub, self.outbox, self._closed, address=address, keys=keys or {}, options=options or NOTHING_ELSE
+            house.hub,
+            self.outbox,
+            self._closed,
+            address=address,
+            keys=keys or {},
+            options=options or NOTHING_ELSE,
+            kept=kept,
         )
         self.outbox.on_drained = self.room
         self._read = 0
@@ -142,6 +150,12 @@ class Peer:
         self._responses.receive_data(self._unread())
         return self._responses.responses()
 
+    def upgrade(self) -> None:
+        """Become a WebSocket."""
+        self.send(encode_upgrade_request("localhost", "/", make_key()))
+        [response] = self.responses()
+        assert response.status == 101
+
     def ask(self, method: str = "POST", url: str = "/", *, body: bytes = b"", **headers: str) -> Response:
         """Send a request and give the one response."""
         self.send(request_of(method, url, body, **headers))
@@ -152,13 +166,11 @@ class Peer:
 class Client(Peer):
     """A connection that has become a WebSocket."""
 
-    def __init__(self, house: House, **how: Any) -> None:
-        super().__init__(house, **how)
-        self.send(encode_upgrade_request("localhost", "/", make_key()))
+    def __init__(self, house: House, *, kept: KeptSession | None = None, **how: Any) -> None:
+        super().__init__(house, kept=kept, **how)
+        if kept is None:
+            self.upgrade()
         self._decoder = Decoder(is_server=False, message_bytes_max=2**30)
-        self._responses.receive_data(self._unread())
-        [response] = self._responses.responses()
-        assert response.status == 101
         self.id = self.session.session.id
 
     def events(self) -> list[Event]:

@@ -13,6 +13,8 @@ from babelbus.core.subject import EVERYTHING
 from babelbus.errors import BabelbusError
 from babelbus.identities.directory import Directory, NameKind
 from babelbus.listening.certificates import PeerCertificate
+from babelbus.protocols.zbus import messages as m
+from babelbus.protocols.zbus.continuation import KeptCaller
 from babelbus.protocols.zbus.errors import AuthenticationError
 from babelbus.protocols.zbus.messages import Message
 from babelbus.protocols.zbus.proofs import Prover
@@ -86,8 +88,19 @@ class Caller:
     """The client of one connection, who may be several principals: each message proves for itself."""
 
     def __init__(
-        self, gate: Gate, keys: KeyRing, prover: Prover, connection: str, certificate: PeerCertificate | None
+        self,
+        gate: Gate,
+        keys: KeyRing,
+        prover: Prover,
+        connection: str,
+        certificate: PeerCertificate | None,
+        kept: KeptCaller | None = None,
     ) -> None:
+        """Begin, or continue with the proofs that another server has `kept`.
+
+        Raises:
+            AuthenticationError: one of them does not hold any more.
+        """
         self.keys = keys
         self._gate = gate
         self._prover = prover
@@ -101,8 +114,24 @@ class Caller:
         """The principal of messages without a signature."""
         self.name: str | None = self._by_certificate
         """Name of the principal that has sent the last message; `None` while that is unknown."""
-        if self.name is not None:
+        if kept is not None:
+            self._restore(kept)
+        elif self.name is not None:
             gate.note_login(self.name, self._source)
+
+    def _restore(self, kept: KeptCaller) -> None:
+        for api_key, name in kept.proved:
+            if name is None or self.keys.principal(api_key) != name:
+                raise AuthenticationError(m.UNKNOWN_API_KEY)
+            self._identities[api_key] = self._identify(name)
+        if self._by_certificate != kept.certified or not self.is_valid:
+            raise AuthenticationError("the principal of the client is gone")
+        self.name = kept.name
+
+    def keep(self) -> KeptCaller:
+        """Return what the client has proved, for the next server."""
+        proved = [(api_key, self.keys.principal(api_key)) for api_key in self._identities]
+        return KeptCaller(self._by_certificate, proved, self.name)
 
     def _identify(self, name: str | None) -> Identity:
         if not self._gate.enforcing:

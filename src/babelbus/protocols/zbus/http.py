@@ -9,11 +9,12 @@ from functools import lru_cache
 import msgspec
 
 from babelbus import __version__, arrays
-from babelbus.errors import LocalProtocolError
-from babelbus.protocols.contract import Outbox
+from babelbus.errors import BabelbusError, LocalProtocolError
+from babelbus.protocols.contract import Continuation, Outbox
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.callers import Caller, KeyRing, is_signed
+from babelbus.protocols.zbus.continuation import KeptSession, encode_session
 from babelbus.protocols.zbus.errors import AuthenticationError, NotFoundError, RequestError, UnsendableMessageError
 from babelbus.protocols.zbus.http_mapping import Response, decode_request, run_kind, target_of
 from babelbus.protocols.zbus.http_mapping import encode_response as map_response
@@ -129,7 +130,13 @@ class WebSession(HttpSession):
         address: str | None,
         keys: Mapping[str, str],
         options: WebOptions = NOTHING_ELSE,
+        kept: KeptSession | None = None,
     ) -> None:
+        """Begin, or continue a connection that another server has `kept`.
+
+        Raises:
+            BabelbusError: what the client has proved, or its rights to a channel, do not hold any more.
+        """
         # Where each request proves who sent it, each is looked at by itself.
         super().__init__(
             outbox, options.guard, body_bytes_max=hub.settings.package_bytes_max, varying=None if keys else ID
@@ -146,7 +153,13 @@ class WebSession(HttpSession):
         self._socket: SocketSession | None = None
         self._idle_since: float | None = None
         self.session: Session[Request] = Session(
-            hub, outbox, self._framing, receiver=None, address=address, monitor=options.monitor
+            hub,
+            outbox,
+            self._framing,
+            receiver=None,
+            address=address,
+            monitor=options.monitor,
+            session_id=None if kept is None else kept.id,
         )
         self._caller = Caller(
             hub.gate,
@@ -154,9 +167,16 @@ class WebSession(HttpSession):
             hub.prover(address, self.session.id),
             self.session.id,
             outbox.peer_certificate,
+            None if kept is None else kept.caller,
         )
         self.session.speak_for(self._caller.unproved, None)
         hub.peers[self.session.id] = self
+        if kept is not None:
+            try:
+                self._continue(kept)
+            except BabelbusError:
+                self.close()
+                raise
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -323,6 +343,9 @@ class WebSession(HttpSession):
             return
         arrays.load_soon()  # many frames are unmasked together
         self.switch(upgrade.response)
+        self.follow(self._begin_socket(held=False))
+
+    def _begin_socket(self, *, held: bool) -> SocketSession:
         self._socket = SocketSession(
             self._hub,
             self._outbox,
@@ -330,9 +353,44 @@ class WebSession(HttpSession):
             address=self._address,
             caller=self._caller,
             session_id=self.session.id,
+            held=held,
             options=self._options,
         )
-        self.follow(self._socket)
+        return self._socket
+
+    # -- from one server to the next ---------------------------------------------------------------------------------
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another server can continue the connection, once its requests are answered."""
+        return True
+
+    def continuation(self) -> Continuation | None:
+        """Return what another server needs to continue the connection; `None` before its first request."""
+        if not self.established or self._decoder.begun is not None:
+            return None
+        session = self._current
+        session.end_requests()
+        kept = KeptSession(
+            id=session.id,
+            is_socket=self._socket is not None,
+            is_monitor=self._options.monitor,
+            caller=self._caller.keep(),
+            called=list(session.called),
+            taken=list(session.taken),
+            subscriptions=session.keep(),
+        )
+        return Continuation(session.id, encode_session(kept))
+
+    def _continue(self, kept: KeptSession) -> None:
+        self._heard = True
+        if kept.is_socket:
+            self.follow(self._begin_socket(held=True))
+        self._current.restore(kept, self._caller.identity)
+
+    @property
+    def _current(self) -> Session[Request] | Session[None]:
+        return self.session if self._socket is None else self._socket.session
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """Where a url leads (docs/specifications/zbus.md, sections 4.7, 6.1 and 6.2)."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from babelbus.protocols.zbus import messages
+from babelbus.protocols.zbus.continuation import KeptBinding
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message, canonical_name
 from babelbus.wire.http import parse_form
@@ -103,9 +104,20 @@ class BindTable:
         count = sum(name == principal for name in principals.values()) if principal else 0
         if count > self._entries_max // 2:
             raise MalformedMessageError(f"{count} urls bound by {principal!r}, limit {self._entries_max // 2}")
+        self._set(table, principals)
+
+    def _set(self, table: dict[str, str], principals: dict[str, str]) -> None:
         self._by_url = table
         self._principals = principals
         self._lengths = sorted({len(url) for url in table}, reverse=True)
+
+    def keep(self) -> list[KeptBinding]:
+        """Return the prefixes, for the next server."""
+        return [KeptBinding(url, mq, self._principals[url]) for url, mq in self._by_url.items()]
+
+    def restore(self, kept: Sequence[KeptBinding]) -> None:
+        """Register the prefixes that another server has kept, before there are others."""
+        self._set({one.url: one.mq for one in kept}, {one.url: one.principal for one in kept})
 
     def find(self, url: str) -> str | None:
         """Return the MQ of the longest prefix. A plain string prefix: `/plus` catches `/plusX` too (6.1, DECISION)."""

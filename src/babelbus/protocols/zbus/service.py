@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -11,11 +11,13 @@ from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import read_key_file
 from babelbus.listening.openings import Opening, openings_for
+from babelbus.listening.sockets import load
 from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
-from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.service import Continued, ServiceContext, StreamService
 from babelbus.protocols.zbus.callers import KEYS_ORIGIN, principals_of
+from babelbus.protocols.zbus.continuation import KeptSession, decode_bindings, decode_session, encode_bindings
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PROTOCOL
 from babelbus.protocols.zbus.web_options import OpenUrls, StaticFiles, WebOptions
@@ -73,19 +75,44 @@ class ZbusService(StreamService):
             OSError: an address is taken.
         """
         settings, tls = self._settings, self._tls
-        maker = self._maker(self._web)
+        maker = self._maker(self._options(monitor=False))
         await self.listeners.listen("zbus", settings.host, settings.port, maker, tls=tls, needs=WEB)
         if settings.monitor_port is not None:
-            # Files and open urls are not for it: there no url is a service's.
-            maker = self._maker(WebOptions(monitor=True, cors=self._web.cors, guard=self._web.guard))
+            maker = self._maker(self._options(monitor=True))
             await self.listeners.listen("zbus-monitor", settings.host, settings.monitor_port, maker, tls=tls, needs=WEB)
         self.listeners.tick(TICK_SECONDS, self.hub.tick)
 
-    def _maker(self, options: WebOptions) -> MakeSession:
+    def keep(self) -> bytes:
+        """Return the bound urls, which survive their clients."""
+        bindings = self.hub.bindings.keep()
+        return encode_bindings(bindings) if bindings else b""
+
+    def restore(self, content: bytes) -> None:
+        """Register the bound urls that another server has kept."""
+        self.hub.bindings.restore(decode_bindings(content))
+
+    async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
+        """Continue connections that another server has begun; return the ids of those that go on."""
+        if sessions:
+            await load(WEB)
+        return await super().continue_sessions(sessions)
+
+    def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
+        """Return the session of a connection that goes on."""
+        kept = decode_session(content)
+        return self._maker(self._options(monitor=kept.is_monitor), kept)(outbox, close, peer)
+
+    def _options(self, *, monitor: bool) -> WebOptions:
+        if not monitor:
+            return self._web
+        # Files and open urls are not for it: there no url is a service's.
+        return WebOptions(monitor=True, cors=self._web.cors, guard=self._web.guard)
+
+    def _maker(self, options: WebOptions, kept: KeptSession | None = None) -> MakeSession:
         def make(outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
             from babelbus.protocols.zbus.http import WebSession
 
-            return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, options=options)
+            return WebSession(self.hub, outbox, close, address=peer, keys=self._keys, options=options, kept=kept)
 
         return make
 

@@ -16,7 +16,7 @@ from babelbus.core.access import Action, Identity, Root, check_may, has_lost
 from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.groups import check_group_name
 from babelbus.core.receipt import Promise
-from babelbus.core.request import Reply, Request
+from babelbus.core.request import Reply, Request, RequestAbandonedError
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
@@ -24,6 +24,7 @@ from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.calls import taker_of
 from babelbus.protocols.zbus.codec import taken
+from babelbus.protocols.zbus.continuation import KeptSession, KeptSubscription
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError, RequestError
 from babelbus.protocols.zbus.filters import compile_filter, without
 from babelbus.protocols.zbus.hub import Hub
@@ -70,7 +71,7 @@ class Session(Generic[Asked]):
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self.called: dict[str, None] = {}
         """The MQs to which this connection has sent what a service may answer."""
-        self._taken: dict[str, None] = {}
+        self.taken: dict[str, None] = {}
         """The MQs from which this connection has taken messages."""
         self._proof: str | None = None
         self._root: Root | None = None
@@ -298,7 +299,7 @@ class Session(Generic[Asked]):
             raise MalformedMessageError(m.ROUTE_NEEDS_TARGET)
         kept = {name: value for name, value in headers.items() if name not in NOT_ROUTED}
         answer = msgspec.structs.replace(message, headers=kept)
-        consumed = {*self._taken, *(mq for mq, _ in self._subscriptions)}
+        consumed = {*self.taken, *(mq for mq, _ in self._subscriptions)}
         found = self._hub.route(target, answer, self.principal, taker=self._taker, consumed=consumed)
         if not flag(message, "ack", default=False):
             # Over plain HTTP every request has an answer.
@@ -334,7 +335,7 @@ class Session(Generic[Asked]):
         finally:
             if member is not None:
                 member.leave()
-        _remember(self._taken, mq)
+        _remember(self.taken, mq)
         if not heads:
             return json_reply(headers["id"], m.NO_DATA, b"[]", mq=mq, channel=channel)
         return json_reply(headers["id"], m.OK, taken(heads), mq=mq, channel=channel)
@@ -351,16 +352,7 @@ class Session(Generic[Asked]):
         hub.broker.check_topic(self.principal, Action.CONSUME, mq)
         group = hub.channel(mq, channel)
         if subscription is None or subscription.member is None:
-            made = subscription or Subscription(
-                hub,
-                self._receiver,
-                mq,
-                channel,
-                session_id=self.id,
-                address=self.address,
-                principal=self.principal,
-                proof=self._proof,
-            )
+            made = subscription or self._subscription(self._receiver, mq, channel, self.principal, self._proof)
             made.set(window, wanted, matches)
             made.join(group)
             if subscription is None:
@@ -372,6 +364,20 @@ class Session(Generic[Asked]):
         if not flag(message, "ack", default=True):
             return None
         return text_reply(headers["id"], m.OK, m.subscribed(mq, channel))
+
+    def _subscription(
+        self, receiver: Receiver, mq: str, channel: str, principal: Identity, proof: str | None
+    ) -> Subscription:
+        return Subscription(
+            self._hub,
+            receiver,
+            mq,
+            channel,
+            session_id=self.id,
+            address=self.address,
+            principal=principal,
+            proof=proof,
+        )
 
     @property
     def principal(self) -> Identity:
@@ -414,6 +420,38 @@ class Session(Generic[Asked]):
         "bind": _bind,
         PING: _ping,
     }
+
+    # -- from one server to the next ---------------------------------------------------------------------------------
+
+    def end_requests(self) -> None:
+        """Answer the requests to responders of other protocols that wait for a reply: the server stops."""
+        self._publisher.end_requests(RequestAbandonedError("the server stops"))
+
+    def keep(self) -> list[KeptSubscription]:
+        """Return the subscriptions, for the next server."""
+        return [
+            KeptSubscription(one.mq, one.channel, one.window, one.filter, one.proof, one.member is not None)
+            for one in self._subscriptions.values()
+        ]
+
+    def restore(self, kept: KeptSession, identity: Callable[[str | None], Identity]) -> None:
+        """Continue with the work of the client at another server; `identity` returns who has proved an apiKey.
+
+        Raises:
+            BabelbusError: a channel is gone, or its principal may not consume the MQ any more.
+        """
+        hub, receiver = self._hub, self._receiver
+        self.called, self.taken = dict.fromkeys(kept.called), dict.fromkeys(kept.taken)
+        for one in kept.subscriptions:
+            assert receiver is not None, "plain HTTP has no subscriptions"
+            principal = identity(one.proof)
+            hub.broker.check_topic(principal, Action.CONSUME, one.mq)
+            subscription = self._subscription(receiver, one.mq, one.channel, principal, one.proof)
+            subscription.set(one.window, one.filter, compile_filter(one.filter) if one.filter else None)
+            if one.is_member:
+                subscription.join(hub.channel(one.mq, one.channel))
+            self._subscriptions[one.mq, one.channel] = subscription
+            hub.subscribed(subscription)
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class SocketSession(WebSocketSession):
         address: str | None,
         caller: Caller,
         session_id: str | None = None,
+        held: bool = False,
         options: WebOptions = NOTHING_ELSE,
     ) -> None:
         decoder = Decoder(is_server=True, message_bytes_max=hub.settings.package_bytes_max, together=True)
@@ -80,7 +81,8 @@ class SocketSession(WebSocketSession):
         """Frames that came and are not done: texts where each has to prove who sent it, else messages."""
         self._put_off: Message | None = None
         """The message of the first text of `_waiting`, if it was verified and could not be handled yet."""
-        self.held = False
+        self.held = held
+        """Whether the client gets no deliveries for now; it has not come if the session goes on from another server."""
         self.sent = False
         """Whether something was sent since the last tick."""
         self.session: Session[None] = Session(

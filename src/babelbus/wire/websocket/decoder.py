@@ -142,7 +142,8 @@ class Decoder:
     @property
     def unfinished_bytes(self) -> int:
         """Bytes that are kept of a message that is not complete, and of frames that were put off."""
-        return self._held.memory_bytes + len(self._gathered) + sum(len(payload) for _, payload in self._frames)
+        begun = bool(self._gathering)  # the first frame may be empty
+        return self._held.memory_bytes + begun + len(self._gathered) + sum(len(payload) for _, payload in self._frames)
 
     def fail(self, error: WebSocketError) -> None:
         """Read nothing more, and drop the message that is not complete."""
@@ -152,6 +153,7 @@ class Decoder:
     def _drop(self) -> None:
         self._held.clear()
         self._frames = []
+        self._gathering = 0
         self._gathered.clear()
 
     def _read(self, data: bytes, events: list[Event]) -> None:
