@@ -1,4 +1,4 @@
-"""Clients of Wörterbuch and of EventMesh over TCP keep their sessions when the owner changes in order."""
+"""Clients keep their sessions when the owner of a cluster changes in order."""
 
 import asyncio
 import json
@@ -17,10 +17,11 @@ from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.messages import FROM_OFFSET, FetchPartition
 from babelbus.protocols.service import Continued, StreamService
 from babelbus.server.app import Server
-from babelbus.server.handover import Handover, _Session
+from babelbus.server.handover import Handover, _Session, _Sessions
 from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import MeshClient
+from tests.support.http import Response
 from tests.support.jebp import create, fetch, fetched, said
 from tests.support.jebp import subscribe as subscribe_topic
 from tests.support.members import Party, make_topic
@@ -28,6 +29,7 @@ from tests.support.nats import NatsServer
 from tests.support.server import configure
 from tests.support.web import WebSocket
 from tests.support.worterbuch import ack, get, named, pstate, psubscribe, put, state, subscribe
+from tests.support.zbus import HttpClient, SocketClient, request_of
 
 
 class Lines:
@@ -239,6 +241,71 @@ def test_a_client_of_eventmesh_hears_goodbye_only_where_its_session_ends(party: 
         assert taken(other) == "x"
 
 
+def zbus(party: Party, name: str) -> str:
+    return party.children[name].addresses["zbus"]
+
+
+def ids(client: SocketClient, last: str) -> list[str]:
+    """Read deliveries up to one."""
+    received: list[str] = []
+    while last not in received:
+        received.append(client.next()["headers"]["id"])
+    return received
+
+
+def test_consumers_and_producers_of_zbus_go_on_and_get_every_message_once_while_the_data_moves(party: Party) -> None:
+    start(party, "a", "b", "c")
+    with (
+        SocketClient(zbus(party, "a")) as near,
+        SocketClient(zbus(party, "b")) as far,
+        SocketClient(zbus(party, "c")) as producer,
+        HttpClient(zbus(party, "b")) as web,
+    ):
+        for consumer, channel in ((near, "near"), (far, "far")):
+            assert consumer.do("create", mq="Q", mqType="disk", channel=channel)["status"] == 200
+            assert consumer.do("sub", mq="Q", channel=channel, window=100)["status"] == 200
+        asked, sent = web.do("query", mq="Q"), list[str]()
+        for owner in ("b", "c", "a"):
+            for number in range(10):
+                sent += [f"{owner}{number}", f"{owner}{number} of http"]
+                producer.say("pub", "x", mq="Q", id=sent[-2])
+                web.send(request_of("POST", "/", b"x", cmd="pub", mq="Q", id=sent[-1]))
+            party.move("b", owner)
+            assert [producer.next()["headers"]["id"] for _ in range(10)] == sent[-20::2]
+            assert [web.next().headers["id"] for _ in range(10)] == sent[-19::2]
+        assert producer.do("pub", "x", mq="Q", id="last")["status"] == 200
+        for consumer in (near, far):
+            received = ids(consumer, "last")
+            assert (sorted(received[:-1]), received[-1]) == (sorted(sent), "last")
+            assert [one for one in received if one in sent[::2]] == sent[::2]
+        assert subscribers(web.do("query", mq="Q")) == {
+            channel: (client, 100 - len(sent) - 1) for channel, (client, _) in subscribers(asked).items()
+        }
+
+
+def subscribers(answer: Response) -> dict[str, tuple[str, int]]:
+    """Return id and window of the client of each channel."""
+    found = [one for channel in json.loads(answer.body)["channels"] for one in channel["subscriptions"]]
+    return {one["channel"]: (one["clientId"], one["window"]) for one in found}
+
+
+def test_a_service_of_zbus_keeps_its_urls_and_is_called_at_the_next_owner(party: Party) -> None:
+    start(party, "a", "b")
+    with SocketClient(zbus(party, "a")) as service, HttpClient(zbus(party, "b")) as caller:
+        for cmd in ("create", "sub"):
+            assert service.do(cmd, mq="Svc", channel="Svc")["status"] == 200
+        assert service.do("bind", [{"url": "/greet", "mq": "Svc"}], mq="Svc")["status"] == 200
+        assert caller.do("query").status == 200
+        party.move("b", "b")
+        caller.send(request_of("GET", "/greet/you"))
+        call = service.next()
+        assert call["url"] == "/greet/you"
+        headers = {"cmd": "route", "target": call["headers"]["source"], "id": call["headers"]["id"]}
+        service.say_all([{"headers": headers, "body": "hello", "status": 200}])
+        answer = caller.next()
+        assert (answer.status, answer.body) == (200, b'"hello"')
+
+
 def read(folder: Path, epoch: int) -> list[str]:
     return asyncio.run(Handover(LocalFiles(), str(folder), epoch).read())
 
@@ -246,7 +313,7 @@ def read(folder: Path, epoch: int) -> list[str]:
 def test_only_the_next_owner_continues_sessions_and_only_once(tmp_path: Path) -> None:
     def write() -> None:
         session = _Session("id", "worterbuch", "owner", None, None, None, b"")
-        Handover(LocalFiles(), str(tmp_path), 4)._write([session])
+        Handover(LocalFiles(), str(tmp_path), 4)._write(_Sessions(4, [session]))
 
     write()
     assert read(tmp_path, 5) == ["owner"]

@@ -56,6 +56,8 @@ class _Sessions(msgspec.Struct, frozen=True):
     epoch: int
     """That of the owner that hands over: only the next one may continue."""
     sessions: list[_Session]
+    kept: dict[str, bytes] = {}
+    """Content that services need beside their sessions, by service."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -113,7 +115,7 @@ class Handover:
         self._files = files
         self._path = os.path.join(folder, FILE_NAME)
         self._epoch = epoch
-        self._sessions: list[_Session] = []
+        self._handed = _Sessions(0, [])
         self._clients: list[_Client] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -122,33 +124,37 @@ class Handover:
     async def read(self) -> list[str]:
         """Read what the last owner has handed over; return the owners of testaments that are not to be executed."""
         try:
-            self._sessions = await asyncio.get_running_loop().run_in_executor(None, self._take)
+            self._handed = await asyncio.get_running_loop().run_in_executor(None, self._take)
         except (BabelbusError, OSError, msgspec.MsgspecError) as error:  # the clients connect again
             log.warning("the sessions of the last owner do not go on: %s", error)
-        return [session.owner for session in self._sessions]
+        return [session.owner for session in self._handed.sessions]
 
-    def _take(self) -> list[_Session]:
+    def _take(self) -> _Sessions:
+        nothing = _Sessions(0, [])
         if not self._files.exists(self._path):
-            return []
+            return nothing
         content = self._files.read_file(self._path)
         self._files.unlink(self._path)
         handed = _decode(content)
-        return handed.sessions if handed.epoch == self._epoch - 1 else []
+        return handed if handed.epoch == self._epoch - 1 else nothing
 
     async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
         """Continue the sessions, before anybody is served."""
-        sessions, self._sessions = self._sessions, []
+        handed, self._handed = self._handed, _Sessions(0, [])
+        for service in _stream_services(services.values()):
+            if service.name in handed.kept:
+                service.restore(handed.kept[service.name])
+        sessions = handed.sessions
         if not sessions:
             return
         present: set[str] = set()
-        for name, service in services.items():
-            if isinstance(service, StreamService):
-                mine = [session for session in sessions if session.service == name]
-                made = [Continued(session.owner, session.content, _absent(session, core_end)) for session in mine]
-                try:
-                    present |= await service.continue_sessions(made)
-                except Exception:  # a defect in this must not keep the data from everybody
-                    log.exception("sessions of %s do not go on", name)
+        for service in _stream_services(services.values()):
+            mine = [session for session in sessions if session.service == service.name]
+            made = [Continued(session.owner, session.content, _absent(session, core_end)) for session in mine]
+            try:
+                present |= await service.continue_sessions(made)
+            except Exception:  # a defect in this must not keep the data from everybody
+                log.exception("sessions of %s do not go on", service.name)
         broker.state.call_back(present)
         log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))
         self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._end_absence, core_end)
@@ -194,20 +200,25 @@ class Handover:
         Returns those that wait at this member for the next owner.
         """
         clients, self._clients = self._clients, []
+        streams = _stream_services(services)
         try:
-            return await self._hand_over(clients, services, broker) if clients else []
+            kept = {service.name: content for service in streams if (content := service.keep())}
+            return await self._hand_over(clients, streams, kept, broker) if clients or kept else []
         except Exception:  # a defect in this must not keep the data from the next owner
             log.exception("sessions do not go on at the next owner")
             return []
 
-    async def _hand_over(self, clients: list[_Client], services: Iterable[Service], broker: Broker) -> list[Client]:
-        staying = _staying(clients)
-        await _until_gone(_stream_services(services))
+    async def _hand_over(
+        self, clients: list[_Client], services: list[StreamService], kept: dict[str, bytes], broker: Broker
+    ) -> list[Client]:
+        size_bytes = sum(map(len, kept.values()))
+        staying = _staying(clients, size_bytes)
+        await _until_gone(services)
         await broker.state.hand_over(owner for _, owner, _ in staying)
-        handed = _staying([client for client, _, _ in staying])  # others have become slow, or are gone
+        handed = _staying([client for client, _, _ in staying], size_bytes)  # others have become slow, or are gone
         sessions = [_session(client.connection, owner, content) for client, owner, content in handed]
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._write, sessions)
+            await asyncio.get_running_loop().run_in_executor(None, self._write, _Sessions(self._epoch, sessions, kept))
         except (BabelbusError, OSError) as error:
             log.warning("no session goes on at the next owner: %s", error)
             for client, _, _ in handed:
@@ -219,15 +230,14 @@ class Handover:
         released = [client.hand_over(session.id) for (client, _, _), session in zip(handed, sessions, strict=False)]
         return [client for client in released if client is not None]
 
-    def _write(self, sessions: list[_Session]) -> None:
-        if sessions:
-            self._files.replace_file(self._path, _encode(_Sessions(self._epoch, sessions)))
+    def _write(self, handed: _Sessions) -> None:
+        if handed.sessions or handed.kept:
+            self._files.replace_file(self._path, _encode(handed))
 
 
-def _staying(clients: list[_Client]) -> list[tuple[_Client, str, bytes]]:
-    """Return the clients whose sessions can go on, with owner and content of each; end the others."""
+def _staying(clients: list[_Client], size_bytes: int) -> list[tuple[_Client, str, bytes]]:
+    """Return the clients whose sessions can go on behind so many bytes, with owner and content; end the others."""
     staying: list[tuple[_Client, str, bytes]] = []
-    size_bytes = 0
     for client in clients:
         continuation = client.connection.continuation() if client.is_settled else None
         if continuation is not None:
