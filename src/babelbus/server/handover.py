@@ -141,20 +141,19 @@ class Handover:
     async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
         """Continue the sessions, before anybody is served."""
         handed, self._handed = self._handed, _Sessions(0, [])
-        for service in _stream_services(services.values()):
-            if service.name in handed.kept:
-                service.restore(handed.kept[service.name])
         sessions = handed.sessions
-        if not sessions:
-            return
         present: set[str] = set()
         for service in _stream_services(services.values()):
             mine = [session for session in sessions if session.service == service.name]
             made = [Continued(session.owner, session.content, _absent(session, core_end)) for session in mine]
             try:
+                if service.name in handed.kept:
+                    service.restore(handed.kept[service.name])
                 present |= await service.continue_sessions(made)
             except Exception:  # a defect in this must not keep the data from everybody
                 log.exception("sessions of %s do not go on", service.name)
+        if not sessions:
+            return
         broker.state.call_back(present)
         log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))
         self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._end_absence, core_end)
