@@ -27,7 +27,7 @@ from babelbus.wire.websocket import encode_texts
 from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 from tests.support.signing import sign_frame, sign_request
-from tests.support.zbus import HttpClient, SocketClient, command
+from tests.support.zbus import HttpClient, SocketClient, command, request_of
 
 NOW = SystemClock().now_ms()
 
@@ -436,6 +436,18 @@ def test_the_monitor_is_for_administrators(bus: Bus) -> None:
     assert monitor() == 403
     bus.set(("anonymous", "admin", "#"))
     assert monitor() == 200
+
+
+def test_the_monitor_refuses_publications_that_come_together(bus: Bus) -> None:
+    bus.set(("anonymous", "publish", "#"))
+    publications = [command("pub", "x", mq="Q", id=str(number)) for number in range(8)]
+    with bus.http("zbus-monitor") as http:
+        http.send(b"".join(request_of("POST", "/", b"x", cmd="pub", mq="Q", id=str(number)) for number in range(8)))
+        assert [http.next().status for _ in publications] == [403] * 8
+    with Client(bus.live.server.addresses["zbus-monitor"], None, "") as client:
+        client.say_all(publications)
+        assert [client.next()["status"] for _ in publications] == [403] * 8
+    assert bus.live.call(lambda: bus.broker.topic("Q").partition(0).high_watermark) == 0
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------

@@ -102,8 +102,7 @@ class Session(Generic[Asked]):
         if request_id is None:
             request_id = headers["id"] = self._hub.new_id()
         try:
-            if self._monitor:
-                check_may(self.principal, Action.ADMIN, ACCESS_TOPIC)
+            self._check_monitor()
             if "cmd" not in headers:
                 message = self._route_url(message, target)  # its MQ is absolute
                 if message.status is not None:
@@ -138,6 +137,11 @@ class Session(Generic[Asked]):
             self._publisher.reply(text_reply(request_id, m.FAILED, OUR_MISTAKE), asked)
         return True
 
+    def _check_monitor(self) -> None:
+        """Check that the principal may use the port of the monitor, if it does. Raises: AccessRefusedError."""
+        if self._monitor:
+            check_may(self.principal, Action.ADMIN, ACCESS_TOPIC)
+
     def refuse(self, error: RequestError, asked: Asked, request_id: str | None = None) -> None:
         """Answer what is no message, or does not prove who sent it."""
         self._publisher.reply(text_reply(request_id, error.status, error.text), asked)
@@ -147,6 +151,7 @@ class Session(Generic[Asked]):
         new_id = self._hub.new_id
         ids = [new_id() if request_id is None else request_id for request_id in run.ids]
         try:
+            self._check_monitor()
             root = self._root
             common = run.message if root is None else absolute(run.message, root)
             self._publish(common, ids, run.bodies, asked)
