@@ -75,6 +75,7 @@ class Session:
         data, starts, sizes = packets.data, packets.starts, packets.sizes
         find = data.find
         events: list[Event] = []
+        unstored = first
         sessions: Sessions = ()
         rights = self.principal.rights
         try:
@@ -89,8 +90,9 @@ class Session:
                         self._send(packets, first, number, sessions)
                         first = number + 1
                         if events:
-                            hub.publish(self.principal, events)
+                            self._store(events, sum(sizes[unstored:number]))
                             events = []
+                        unstored = number + 1
                         self._command(head)
                         continue
                     fan = hub.fanout.find(head)
@@ -110,7 +112,7 @@ class Session:
             self._send(packets, first, last, sessions)
         finally:
             if events:
-                self._store(events, size_bytes)
+                self._store(events, sum(sizes[unstored:last]))
 
     def _store(self, events: list[Event], size_bytes: int) -> None:
         """Publish events to the core; read no more while much is not stored: a flood would delay every flush."""
