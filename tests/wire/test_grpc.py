@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.wire.http2 import Asked, Began, CallLimit, Calls, Came, Cancelled, Event, Finished, Http2Error
+from babelbus.wire.http2.calls import INFLATED_BYTES_MAX
 from babelbus.wire.http2.requests import encode_message
 from tests.support.http2 import (
     DATA,
@@ -310,6 +311,49 @@ def test_a_bomb_takes_no_more_memory_than_its_bound() -> None:
         assert peak < 5 * LIMIT
         fields = fields_of(output(calls), 1)
         assert (fields["grpc-status"], fields["grpc-message"]) == ("8", f"a message is longer than {limit} bytes")
+
+
+@pytest.mark.parametrize("path", ["/s/unary", "/s/stream"])
+def test_a_chunk_of_bombs_is_read_in_several_turns(path: str) -> None:
+    bomb, fields = message(gzip.compress(bytes(LIMIT)), flag=1), block(path=path, grpc_encoding="gzip")
+    streams = [1] if METHODS[path.encode()] else list(range(1, 41, 2))
+    data = b"".join(
+        frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, bomb * (20 // len(streams)))
+        for stream in streams
+    )
+    calls, sizes = begun(count_max=20), []
+    while data or calls.busy:
+        events, data = calls.receive_data(data, 0.0), b""
+        sizes.append([len(event.message) for event in events if isinstance(event, Asked | Came)])
+    turn = INFLATED_BYTES_MAX // LIMIT + 1
+    assert sizes == [[LIMIT] * turn, [LIMIT] * (20 - turn)]
+    assert calls.unfinished_bytes == 0
+    assert isinstance(events[-1], Finished if METHODS[path.encode()] else Asked)
+
+
+def test_bombs_that_are_refused_are_read_in_several_turns() -> None:
+    fields = block(grpc_encoding="gzip")
+    whole = gzip.compress(bytes(LIMIT))
+    for bomb in (gzip.compress(bytes(LIMIT + 1)), whole[:-8] + bytes(8)):
+        data = b"".join(
+            frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, message(bomb, flag=1))
+            for stream in range(1, 41, 2)
+        )
+        calls, turns = begun(), 0
+        while data or calls.busy:
+            assert calls.receive_data(data, 0.0) == []
+            data, turns = b"", turns + 1
+        assert turns == 2
+        assert len({one.stream for one in output(calls) if one.kind == HEADERS}) == 20
+
+
+def test_a_compressed_message_counts_as_long_as_it_is() -> None:
+    calls = begun()
+    bomb = message(gzip.compress(bytes(LIMIT)), flag=1)
+    calls.receive_data(frame(HEADERS, END_HEADERS, 1, block(grpc_encoding="gzip")) + frame(DATA, 0, 1, bomb), 0.0)
+    assert calls.unfinished_bytes >= LIMIT
+    assert len(calls.receive_data(frame(DATA, END_STREAM, 1), 0.0)) == 1
+    assert calls.unfinished_bytes == 0
 
 
 def test_all_connections_together_have_a_bound_of_open_calls() -> None:

@@ -369,14 +369,14 @@ class RpcSession(contract.Session):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Continue with calls that came in one chunk with many others."""
+        """Continue with calls that were put off."""
         if self.busy:
             self.receive_data(b"")
 
     @property
     def busy(self) -> bool:
         """Whether calls are put off to the next turn of the event loop."""
-        return self._calls.connection.busy
+        return self._calls.busy
 
     @property
     def idle(self) -> bool:

@@ -5,12 +5,14 @@ A unary call is one event when its message has come whole. A call that cannot be
 
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from babelbus.errors import BabelbusError
+from babelbus.wire.http2 import connection as c
 from babelbus.wire.http2 import frames as f
 from babelbus.wire.http2 import requests as r
 from babelbus.wire.http2.connection import Connection, Data, Opened
@@ -20,6 +22,8 @@ from babelbus.wire.http2.requests import Head
 PREFIX: Final = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its size."""
 
+INFLATED_BYTES_MAX: Final = 2**20
+"""One call decompresses no further message behind so many bytes: a chunk may hold many bombs."""
 _STATUS_200: Final = b"\x88"
 _HEAD: Final = _STATUS_200 + encode_block([(b"content-type", r.CONTENT_TYPE)])
 _DONE: Final = encode_block([(b"grpc-status", b"0")])
@@ -120,6 +124,10 @@ class Calls:
         self._held_bytes = 0
         """Memory of messages that have not come whole."""
         self._events: list[Event] = []
+        self._came: deque[c.Event] = deque()
+        """The frames that are not handled, because those in front of them were decompressed to much."""
+        self._inflated_bytes = 0
+        """Size of the messages that the last call of `receive_data` decompressed."""
         self.connection = Connection(streams_max=streams_max)
         self.answers = self.connection.answers
 
@@ -133,7 +141,13 @@ class Calls:
     @property
     def unfinished_bytes(self) -> int:
         """Memory of frames and messages that have not come whole."""
-        return self.connection.unfinished_bytes + self._held_bytes
+        came_bytes = sum([len(event.data) for event in self._came if type(event) is Data])
+        return self.connection.unfinished_bytes + self._held_bytes + came_bytes
+
+    @property
+    def busy(self) -> bool:
+        """Whether `receive_data` has more to return without more data: it does a bounded amount of work in a call."""
+        return self.connection.busy or bool(self._came)
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Return what some bytes say; `now` is in seconds of a clock that is never set.
@@ -141,7 +155,11 @@ class Calls:
         Raises:
             Http2Error: the client broke the protocol; send `answers.take_output` and close the connection.
         """
-        for event in self.connection.receive_data(data, now):
+        came = self._came
+        came += self.connection.receive_data(data, now)
+        self._inflated_bytes = 0
+        while came and self._inflated_bytes < INFLATED_BYTES_MAX:
+            event = came.popleft()
             kind = type(event)
             if kind is Data:
                 self._receive(event)  # type: ignore[arg-type]
@@ -179,20 +197,22 @@ class Calls:
         if call is None:
             return
         try:
-            taken = self._cut(stream, call, data)
+            taken, rest = self._cut(stream, call, data)
         except RefusedMessageError as error:
             if self._forget(stream):
                 self._refuse(stream, error.status, str(error), began=call.began)
                 if call.is_stream:
                     self._events.append(Cancelled(stream))
             return
-        if event.ended:
+        if rest:
+            self._came.appendleft(Data(stream, rest, event.ended))
+        if event.ended and not rest:
             self._finish(stream, call)
         elif taken:
             self.connection.take(stream, taken)
 
-    def _cut(self, stream: int, call: _Call, data: bytes) -> int:
-        """Read the messages that came whole; return how many bytes nobody will give back.
+    def _cut(self, stream: int, call: _Call, data: bytes) -> tuple[int, bytes]:
+        """Read the messages that came whole; return how many bytes nobody will give back, and what is put off.
 
         Raises:
             RefusedMessageError: the call fails.
@@ -203,11 +223,13 @@ class Calls:
             before = call.size_bytes
             self._hold(call, data)
             if call.size_bytes < call.needed:
-                return taken
+                return taken, b""
             data = b"".join(call.parts)
             self._release(call)
         start, size = 0, len(data)
         while size - start >= PREFIX.size:
+            if self._inflated_bytes >= INFLATED_BYTES_MAX:
+                return taken - (size - start), data[start:]
             is_compressed, length = PREFIX.unpack_from(data, start)
             if length > self._message_bytes_max:
                 limit = self._message_bytes_max
@@ -224,14 +246,14 @@ class Calls:
                 self._events.append(Came(stream, message, fresh))
             elif call.message is None:
                 call.message = message
-                self._held_bytes += length
+                self._held_bytes += len(message)
             else:
                 raise RefusedMessageError(r.INTERNAL, "a call of this method has one message")
             start = end
         if start < size:
             call.needed = PREFIX.size if size - start < PREFIX.size else end - start
             self._hold(call, data[start:])
-        return taken
+        return taken, b""
 
     def _hold(self, call: _Call, data: bytes) -> None:
         if data:
@@ -252,7 +274,9 @@ class Calls:
         try:
             message = inflater.decompress(data, limit + 1)
         except zlib.error:
+            self._inflated_bytes += limit  # it may have been so much work
             raise RefusedMessageError(r.INTERNAL, "a compressed message cannot be read") from None
+        self._inflated_bytes += len(message)
         if len(message) > limit:
             raise RefusedMessageError(r.RESOURCE_EXHAUSTED, f"a message is longer than {limit} bytes")
         if not inflater.eof or inflater.unused_data:
@@ -286,6 +310,7 @@ class Calls:
 
     def close(self) -> None:
         """Remove all calls: the connection is gone."""
+        self._came.clear()
         for stream in self.open:
             self._forget(stream)
         self.connection.close()
