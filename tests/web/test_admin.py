@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gzip
 import io
 import os
 import stat
@@ -326,6 +327,18 @@ def test_a_body_over_one_mebibyte_is_refused() -> None:
                 assert reply.status == expected
 
     serve(test)
+
+
+def test_a_compressed_body_is_refused() -> None:
+    async def check(call: Caller, bus: FakeServer) -> None:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Encoding": "gzip"}
+        async with call.session.post(
+            f"{call.base}/api/topics", data=gzip.compress(b'{"name": "news"}'), headers=headers
+        ) as reply:
+            assert (reply.status, (await reply.json())["code"]) == (400, "bad_request")
+        assert bus.topics == []
+
+    serve(check)
 
 
 def test_health_names_its_reasons_and_stays_200_while_readiness_may_fail() -> None:

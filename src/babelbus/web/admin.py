@@ -89,6 +89,7 @@ class AdminServer:
             handle_signals=False,
             shutdown_timeout=STOP_SECONDS,
             keepalive_timeout=IDLE_SECONDS,
+            auto_decompress=False,  # also what is not read would be decompressed, a gigabyte for a megabyte
             handler_cancellation=True,  # a listener that goes away must not be served until something happens
             logger=self._make_logger(),
         )

@@ -85,6 +85,8 @@ class HttpCall:
 
     async def read(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         """Read the body; a longer body is refused before all of it has arrived."""
+        if hdrs.CONTENT_ENCODING in self._request.headers:
+            raise web.HTTPBadRequest(text="a body with content-encoding is not read: send it as it is")
         content = bytearray()
         async for chunk in self._request.content.iter_any():
             content += chunk
