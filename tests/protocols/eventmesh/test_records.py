@@ -23,6 +23,8 @@ BODIES: list[tuple[Headers, dict[str, object]]] = [
         (PLAIN, (CONTENT_TYPE, b"text/plain"), (MESSAGE_HEADERS, b'{"n":1}'), (b"a", b"1")),
         {"properties": {"a": "1"}, "headers": {"datacontenttype": "text/plain", "n": 1}},
     ),
+    ((PLAIN, (MESSAGE_HEADERS, b'{"n":"\xff"}')), {"properties": {}}),
+    ((PLAIN, (MESSAGE_HEADERS, b"no JSON")), {"properties": {}}),
 ]
 
 

@@ -26,7 +26,7 @@ import msgspec
 
 from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, EventMeshMessage, Flavour
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, UNREADABLE, EventMeshMessage, Flavour
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.format import HEADERS_MAX
 from babelbus.records.record import Headers
@@ -109,7 +109,7 @@ def _read_message(
 ) -> tuple[Event, dict[str, str]]:
     try:
         message = _decode_message(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidMessageError(f"the body is no EventMeshMessage: {error}") from None
     if not message.topic:
         raise InvalidMessageError("the message has no topic")
@@ -202,7 +202,7 @@ def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
     try:
         members = _decode_event(body)
         values = {name: _decode_value(raw) for name, raw in members.items() if name != "data"}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidMessageError(f"the body is no CloudEvent: {error}") from None
     if values.get("specversion") not in SPEC_VERSIONS:
         raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
@@ -392,7 +392,7 @@ def _text(data: bytes) -> str:
 def _object(data: bytes) -> dict[str, Any]:
     try:
         value = _decode_value(data)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -400,6 +400,6 @@ def _object(data: bytes) -> dict[str, Any]:
 def _is_valid_json(payload: bytes) -> bool:
     try:
         _decode_value(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
