@@ -170,6 +170,8 @@ async def test_calls_do_not_wait_for_the_answers_to_requests_before_them() -> No
         (["add"], "bad_argument"),
         ("add", "bad_argument"),
         (["add", msgspec.Raw(b"\x91" * 100_000 + b"\xc0")], "bad_argument"),
+        (["emit", msgspec.Raw(b"\x92\xa1\xff\xc0")], "bad_argument"),
+        ([msgspec.Raw(b"\xa1\xff"), []], "bad_argument"),
         (["unknown", []], "unknown_topic"),
         (["disk", []], "disk"),
         (["bug", []], "failed"),

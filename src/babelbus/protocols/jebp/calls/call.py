@@ -41,6 +41,7 @@ from babelbus.protocols.jebp.messages import CallItems, Data
 
 log = logging.getLogger(__name__)
 
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _OPENING: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _NOTHING: Final = msgspec.msgpack.encode(None)
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -322,7 +323,7 @@ class Calls:
                 call.fail(CallRefusedError("unsupported", f"this server has no method {name!r}: upgrade the server"))
                 return
             answer = method.answer(call, method.decode(raw))
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except _UNREADABLE as error:
             call.fail(CallRefusedError("bad_argument", _reason(error)))
         except Exception as error:
             call.fail_by(error)
@@ -343,7 +344,7 @@ class Calls:
             return  # of a call with one answer, which is on its way
         try:
             stream.receive(body)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except _UNREADABLE as error:
             call.fail(CallRefusedError("bad_argument", _reason(error)))
         except Exception as error:
             call.fail_by(error)
