@@ -209,6 +209,18 @@ async def test_a_service_answers_a_caller_over_http_with_status_type_and_body() 
 
 
 @in_loop
+async def test_a_call_with_an_id_that_no_header_carries_is_answered_without_it() -> None:
+    house = House()
+    worker, caller = await service(house), Peer(house)
+    caller.send(request_of("GET", "/?cmd=pub&mq=Svc&ack=false&id=%0A"))
+    [call] = await worker.pushed()
+    worker.say(reply_to(call, 3))
+    [response] = caller.responses()
+    assert (response.status, response.headers.get("id")) == (500, None)
+    assert caller.ask("GET", "/").status == 200
+
+
+@in_loop
 async def test_cookies_of_a_caller_reach_the_service_and_each_of_its_own_has_a_header_for_itself() -> None:
     house = House()
     worker, caller = await service(house), Peer(house)

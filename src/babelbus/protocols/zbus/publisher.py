@@ -213,6 +213,10 @@ class Publisher(Generic[Asked]):
         root = self._principal.root
         if root is not None:
             reply = relative_answer(reply, root)
+        return self._encode_sendable(reply, asked)
+
+    def _encode_sendable(self, reply: Message, asked: Asked) -> bytes:
+        """Return an answer, or that the framing cannot say it; then without the id, which may be the reason."""
         try:
             return self._framing.reply(reply, asked)
         except UnsendableMessageError as error:
@@ -277,11 +281,7 @@ class Publisher(Generic[Asked]):
             reply, root = failure_of(call.error, request_id), self._principal.root
             if root is not None:
                 reply = relative_answer(reply, root)
-        try:
-            answer = self._framing.reply(reply, asked)
-        except UnsendableMessageError as error:
-            answer = self._framing.reply(text_reply(request_id, error.status, error.text), asked)
-        return self._framing.join([answer])
+        return self._framing.join([self._encode_sendable(reply, asked)])
 
     def take_reply(self, message: Message) -> bool:
         """Answer a call with the reply of a service; return `False` if nobody waits for the reply."""
