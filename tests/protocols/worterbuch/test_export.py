@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from babelbus.config import WorterbuchSettings
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.protocols.worterbuch.archive import ArchiveError, pack, unpack
-from babelbus.protocols.worterbuch.rest import find_part
+from babelbus.protocols.worterbuch.rest import POINTER_BYTES_MAX, find_part
+from babelbus.protocols.worterbuch.routes import RequestRefusedError
 from tests.support.server import LiveServer, configure
 from tests.support.web import Events, Web
 
@@ -251,3 +252,11 @@ def test_what_would_not_fit_into_a_message_is_not_exported(tmp_path: Path) -> No
 def test_a_pointer_names_a_part(pointer: str, part: bytes | None) -> None:
     value = rb'{"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, "k\\l": 6, "m\"n": 7, " ": 7.0, "m~n": 8}'
     assert find_part(value, pointer) == part
+
+
+@pytest.mark.parametrize(("value", "pointer", "inner_bytes"), [(b"[%b1]", "/0", 0), (b'{"a":[%b1]}', "/a/0", 3)])
+def test_a_pointer_looks_at_a_bounded_number_of_bytes(value: bytes, pointer: str, inner_bytes: int) -> None:
+    room = (POINTER_BYTES_MAX - len(value % b"") - inner_bytes) // pointer.count("/")
+    assert find_part(value % (b" " * room), pointer) == b"1"
+    with pytest.raises(RequestRefusedError):
+        find_part(value % (b" " * (room + 1)), pointer)

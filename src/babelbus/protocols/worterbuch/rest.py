@@ -37,6 +37,7 @@ from babelbus.protocols.worterbuch.routes import (
 )
 from babelbus.protocols.worterbuch.translator import PATTERN_CODES
 from babelbus.protocols.worterbuch.values import parse_value, text_json
+from babelbus.units import MIB
 from babelbus.wire.http import Request, parse_query
 
 COOKIE = "worterbuch_auth_jwt"
@@ -44,6 +45,8 @@ JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
 TEXT_HEADER = ("content-type", "text/plain; charset=utf-8")
 OK = b'"Ok"'
+POINTER_BYTES_MAX = MIB
+"""A pointer looks at no more bytes, each as often as it is deep: of each element of a list it makes an object."""
 
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 _COOKIE_TOKEN = re.compile(r"[A-Za-z0-9\-._]+")
@@ -315,13 +318,17 @@ def find_part(value: bytes, pointer: str) -> bytes | None:
     """Return the JSON text of the part that a pointer (RFC 6901) names, unchanged; `None` if there is no such part.
 
     Raises:
-        RequestRefusedError: the text is no pointer.
+        RequestRefusedError: the text is no pointer, or the value is too large for it.
     """
     if not pointer:
         return value
     if pointer[0] != "/" or _BAD_ESCAPE.search(pointer):
         raise RequestRefusedError(400, f"no JSON pointer: '{pointer}'")
+    left = POINTER_BYTES_MAX
     for token in pointer[1:].split("/"):
+        left -= len(value)
+        if left < 0:
+            raise RequestRefusedError(413, f"a pointer looks at {POINTER_BYTES_MAX} bytes at most: get the whole value")
         first = value.lstrip()[:1]
         if first == b"{":
             part = _members(value).get(token.replace("~1", "/").replace("~0", "~"))
