@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.wire.http2 import Asked, Began, CallLimit, Calls, Came, Cancelled, Event, Finished, Http2Error
-from babelbus.wire.http2.calls import INFLATED_BYTES_MAX
+from babelbus.wire.http2.calls import MESSAGE_BYTES, TURN_BYTES_MAX
 from babelbus.wire.http2.requests import encode_message
 from tests.support.http2 import (
     DATA,
@@ -325,10 +325,19 @@ def test_a_chunk_of_bombs_is_read_in_several_turns(path: str) -> None:
     while data or calls.busy:
         events, data = calls.receive_data(data, 0.0), b""
         sizes.append([len(event.message) for event in events if isinstance(event, Asked | Came)])
-    turn = INFLATED_BYTES_MAX // LIMIT + 1
+    turn = TURN_BYTES_MAX // LIMIT + 1
     assert sizes == [[LIMIT] * turn, [LIMIT] * (20 - turn)]
     assert calls.unfinished_bytes == 0
     assert isinstance(events[-1], Finished if METHODS[path.encode()] else Asked)
+
+
+def test_a_chunk_of_empty_messages_is_read_in_several_turns() -> None:
+    calls, data, counts = begun(), STREAM + frame(DATA, END_STREAM, 1, message(b"") * 3000), []
+    while data or calls.busy:
+        events, data = calls.receive_data(data, 0.0), b""
+        counts.append(sum(isinstance(event, Came) for event in events))
+    turn = TURN_BYTES_MAX // MESSAGE_BYTES
+    assert counts == [turn, 3000 - turn]
 
 
 def test_bombs_that_are_refused_are_read_in_several_turns() -> None:

@@ -10,12 +10,14 @@ import grpc
 import pytest
 
 from babelbus.client import BlockingClient
-from babelbus.config import EventmeshSettings
+from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.core.access import SERVER
 from babelbus.protocols.eventmesh.stubs import legacy_pb2
+from babelbus.wire.http2 import ENHANCE_YOUR_CALM
 from tests.protocols.eventmesh.test_grpc import IDENTITY, Events, Legacy, Package
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import MeshClient
+from tests.support.http2 import END_HEADERS, HEADERS, RawClient, block, frame, message
 from tests.support.server import LiveServer, configure
 
 
@@ -134,6 +136,15 @@ def test_a_client_that_subscribes_and_reads_no_answers_holds_a_bound_of_answers(
         assert all(events.is_acknowledgement(next(call)) for _ in range(2000))
         asked.put(None)
         call.cancel()
+
+
+def test_empty_messages_behind_answers_that_are_not_read_have_a_bound(tmp_path: Path) -> None:
+    path = "/eventmesh.common.protocol.grpc.ConsumerService/subscribeStream"
+    config = configure(tmp_path, server=ServerSettings(unfinished_bytes_max=2**20))
+    with LiveServer(config) as live, RawClient(live.server.addresses["eventmesh-grpc"], window=0) as client:
+        client.send(frame(HEADERS, END_HEADERS, 1, block(path=path)))
+        client.upload(1, message(b"") * 3000)
+        assert client.until_closed()[-1].number == ENHANCE_YOUR_CALM
 
 
 def test_a_stream_that_is_cut_gives_back_what_it_was_not_sent(tmp_path: Path) -> None:

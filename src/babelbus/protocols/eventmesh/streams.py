@@ -36,6 +36,8 @@ WRITTEN_MAX = 64
 """Deliveries that are written and acknowledged together; other connections have their turn after them."""
 ANSWERS_MAX = 16
 """Answers to subscriptions that wait for a stream; no further subscription of the stream is read meanwhile."""
+REQUEST_BYTES = 512
+"""Memory of a message that came and is not handled, beside its bytes: a message may be empty."""
 WAITING_BYTES_MAX = 4 * 2**20
 """Records that wait for a stream; its groups are held from then on, and live events are dropped."""
 
@@ -105,8 +107,9 @@ class Stream:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def request(self, message: Any, window_bytes: int, memory_bytes: int) -> None:
+    def request(self, message: Any, window_bytes: int, size_bytes: int) -> None:
         """Add a subscription or a reply."""
+        memory_bytes = REQUEST_BYTES + size_bytes
         self.requests.append((message, window_bytes, memory_bytes))
         self.request_bytes += memory_bytes
 

@@ -22,8 +22,10 @@ from babelbus.wire.http2.requests import Head
 PREFIX: Final = struct.Struct(">BI")
 """Before each message: whether it is compressed, and its size."""
 
-INFLATED_BYTES_MAX: Final = 2**20
-"""One call decompresses no further message behind so many bytes: a chunk may hold many bombs."""
+TURN_BYTES_MAX: Final = 2**20
+"""One call returns no further message behind so many decompressed bytes: a chunk may hold many bombs."""
+MESSAGE_BYTES: Final = 512
+"""Each message counts as so many decompressed bytes more: a chunk may hold 26,000 that are empty."""
 _STATUS_200: Final = b"\x88"
 _HEAD: Final = _STATUS_200 + encode_block([(b"content-type", r.CONTENT_TYPE)])
 _DONE: Final = encode_block([(b"grpc-status", b"0")])
@@ -125,9 +127,9 @@ class Calls:
         """Memory of messages that have not come whole."""
         self._events: list[Event] = []
         self._came: deque[c.Event] = deque()
-        """The frames that are not handled, because those in front of them were decompressed to much."""
-        self._inflated_bytes = 0
-        """Size of the messages that the last call of `receive_data` decompressed."""
+        """The frames that are not handled, because those in front of them were much work."""
+        self._turn_bytes = 0
+        """The work of the last call of `receive_data`, as decompressed bytes."""
         self.connection = Connection(streams_max=streams_max)
         self.answers = self.connection.answers
 
@@ -157,8 +159,8 @@ class Calls:
         """
         came = self._came
         came += self.connection.receive_data(data, now)
-        self._inflated_bytes = 0
-        while came and self._inflated_bytes < INFLATED_BYTES_MAX:
+        self._turn_bytes = 0
+        while came and self._turn_bytes < TURN_BYTES_MAX:
             event = came.popleft()
             kind = type(event)
             if kind is Data:
@@ -228,7 +230,7 @@ class Calls:
             self._release(call)
         start, size = 0, len(data)
         while size - start >= PREFIX.size:
-            if self._inflated_bytes >= INFLATED_BYTES_MAX:
+            if self._turn_bytes >= TURN_BYTES_MAX:
                 return taken - (size - start), data[start:]
             is_compressed, length = PREFIX.unpack_from(data, start)
             if length > self._message_bytes_max:
@@ -238,6 +240,7 @@ class Calls:
             if end > size:
                 break
             message = data[start + PREFIX.size : end]
+            self._turn_bytes += MESSAGE_BYTES
             if is_compressed:
                 message = self._inflate(call, is_compressed, message)
             if call.is_stream:
@@ -274,9 +277,9 @@ class Calls:
         try:
             message = inflater.decompress(data, limit + 1)
         except zlib.error:
-            self._inflated_bytes += limit  # it may have been so much work
+            self._turn_bytes += limit  # it may have been so much work
             raise RefusedMessageError(r.INTERNAL, "a compressed message cannot be read") from None
-        self._inflated_bytes += len(message)
+        self._turn_bytes += len(message)
         if len(message) > limit:
             raise RefusedMessageError(r.RESOURCE_EXHAUSTED, f"a message is longer than {limit} bytes")
         if not inflater.eof or inflater.unused_data:
