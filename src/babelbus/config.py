@@ -497,7 +497,13 @@ class WorterbuchSettings(msgspec.Struct, frozen=True):
         of("what happens to a client that does not read its events: it is disconnected, or events are dropped"),
     ] = "disconnect"
     subscriptions_max: Annotated[
-        int, of("subscriptions of one client, to keys, patterns and lists; further ones are refused", "count", ge=1)
+        int,
+        of(
+            "subscriptions of one client, to keys, patterns and lists; so many locks and bound publish ids, too; "
+            "further ones are refused",
+            "count",
+            ge=1,
+        ),
     ] = 10_000
     queue_bytes_max: Annotated[
         int, of("events that wait for one client before it counts as one that does not read", "bytes", ge=65536)

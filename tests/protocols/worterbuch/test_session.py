@@ -684,3 +684,18 @@ async def test_only_elements_that_are_wildcards_are_escaped_in_the_subscriptions
     assert hub.state.find(shown) == b"1"
     talker.ask(unsubscribe(1))
     assert hub.state.find(shown) is None
+
+
+@in_loop
+async def test_a_client_holds_a_limited_number_of_locks_and_bound_ids() -> None:
+    _, hub = make_hub(subscriptions_max=2)
+    talker, other = Talker(hub), Talker(hub)
+    for name in ("sPubInit", "lock", "acquireLock"):
+        assert talker.ask(named(name, 1, "a"), named(name, 2, "b")) == [ack(1), ack(2)]
+        refused = talker.one(named(name, 3, "c"))["err"]
+        assert refused["errorCode"] == 255
+        assert "(worterbuch.subscriptions_max)" in refused["metadata"]
+        assert talker.ask(named(name, 2, "b")) == [ack(2)]
+    assert talker.ask(named("releaseLock", 1, "a"), named("lock", 3, "c")) == [ack(1), ack(3)]
+    assert other.ask(named("lock", 1, "a"), named("acquireLock", 2, "b")) == [ack(1)]
+    assert other.code(named("lock", 3, "d")) == 255

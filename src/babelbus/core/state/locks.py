@@ -56,6 +56,11 @@ class Locks:
             if owner in (queue := self._queues.get(key, {}))
         ]
 
+    def has_room(self, owner: Hashable, key: str, count_max: int) -> bool:
+        """Return whether an owner may hold or wait for a key, if it may do so for `count_max` keys."""
+        keys = self._keys.get(owner, {})
+        return key in keys or len(keys) < count_max
+
     def held(self) -> list[str]:
         """Return the keys of all locks that somebody holds."""
         return list(self._holders)

@@ -22,6 +22,9 @@ from babelbus.protocols.worterbuch.privileges import Privilege
 from babelbus.protocols.worterbuch.testament import read_part
 from babelbus.protocols.worterbuch.translator import Translator
 
+KEPT_SETTING = "worterbuch.subscriptions_max"
+"""Bounds whatever the server keeps for one client, each kind for itself."""
+
 
 class TreeRequests:
     """The requests of one client that read or change the tree: each method handles a request and returns the answer.
@@ -39,6 +42,7 @@ class TreeRequests:
         self._translator = translator
         self._access = access
         self._answers = answers
+        self._kept_max = hub.settings.subscriptions_max
         self._streams: dict[int, str] = {}
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -152,6 +156,8 @@ class TreeRequests:
         self._access.check_writable(message.key)
         self._access.need("write", message.key)
         check_may(self._access.identity, Action.PUBLISH, message.key)
+        if len(self._streams) >= self._kept_max and message.transaction_id not in self._streams:
+            raise RefusedError(ErrorCode.OTHER, f"a client binds at most {self._kept_max:,} keys ({KEPT_SETTING})")
         self._streams[message.transaction_id] = message.key
         return encode_ack(message.transaction_id)
 
@@ -186,6 +192,7 @@ class TreeRequests:
     def lock(self, message: m.Lock) -> bytes:
         """Lock a key, if nobody has."""
         self._need_lock(message.key)
+        self._need_room(message.key)
         try:
             self._access.state.locks.lock(message.key, self._client_id)
         except LockHeldError as error:
@@ -195,6 +202,7 @@ class TreeRequests:
     def acquirelock(self, message: m.AcquireLock) -> bytes:
         """Lock a key, or wait for it: then `send_granted` answers."""
         self._need_lock(message.key)
+        self._need_room(message.key)
         granted = self._access.state.locks.acquire(message.key, self._client_id, message.transaction_id)
         return encode_ack(message.transaction_id) if granted else b""
 
@@ -212,6 +220,11 @@ class TreeRequests:
             raise RefusedError(ErrorCode.KEY_IS_LOCKED, str(error)) from None
         self._hub.flush()
         return encode_ack(message.transaction_id)
+
+    def _need_room(self, key: str) -> None:
+        if not self._state.locks.has_room(self._client_id, key, self._kept_max):
+            text = f"a client holds or awaits at most {self._kept_max:,} locks ({KEPT_SETTING}); release some first"
+            raise RefusedError(ErrorCode.OTHER, text)
 
     def _need_lock(self, key: str) -> None:
         self._translator.check_key(key)
