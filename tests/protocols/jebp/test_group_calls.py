@@ -91,6 +91,24 @@ async def test_answers_name_records_by_delivery_and_place() -> None:
     await house.close()
 
 
+def test_one_message_extends_no_more_records_than_a_window_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "WINDOW_MAX", 100)
+
+    @in_loop
+    async def check() -> None:
+        house = House()
+        await house.join()
+        house.send((1, MORE, [2, [1, 0, 2**32 - 1] * 20]))
+        assert await house.hear() == []
+        house.send((1, MORE, [2, [1, 0, 2**32 - 1] * 20 + [1, 0, 1]]))
+        ((_, kind, body),) = await house.hear()
+        assert (kind, msgspec.msgpack.decode(body)[0]) == (ERROR, "quota")
+        assert not house.group.members
+        await house.close()
+
+    check()
+
+
 @in_loop
 async def test_cancel_leaves_in_order_and_a_break_counts_an_attempt() -> None:
     house = House()

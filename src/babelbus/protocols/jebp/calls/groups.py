@@ -6,6 +6,7 @@ and when the stream ends, however it ends, its unanswered records go to other me
 connection broke, not if the client left.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -45,6 +46,8 @@ from babelbus.protocols.jebp.messages import PROTOCOL, Data
 from babelbus.records.format import encode_batch
 
 WINDOW_MAX: Final = 100_000
+EXTENDING_SECONDS: Final = 0.1
+"""In this time a member extends at most `WINDOW_MAX` records, the most it can hold; unlike an ack, it can ask again."""
 SENT_MAX: Final = 64
 """So many deliveries may be without all their answers before those that are over are looked for."""
 _decode: Final = msgspec.msgpack.Decoder(ConsumeMessage).decode
@@ -89,6 +92,9 @@ class Consumer(Stream):
         self._sent: dict[int, _Sent] = {}
         self._sent_max = SENT_MAX
         self._number = 0
+        self._extended = 0
+        """Records that were extended since `_extended_at`."""
+        self._extended_at = 0.0
         self._topic = call.principal.absolute(request.topic)
         self._root = call.principal.root
         self._fetched = call.metrics.topic_fetched(PROTOCOL, self._topic)
@@ -222,6 +228,8 @@ class Consumer(Stream):
             return
         if len(message.ranges) % 3:
             raise CallRefusedError("bad_argument", "ranges are threes: delivery, first record, count")
+        if isinstance(message, Extend):
+            self._begin_extending()
         numbers = iter(message.ranges)
         for number, first, count in zip(numbers, numbers, numbers, strict=True):
             if not self._explicit:
@@ -256,7 +264,15 @@ class Consumer(Stream):
         if sent.left <= 0:
             self._sent.pop(number, None)
 
+    def _begin_extending(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._extended_at > EXTENDING_SECONDS:
+            self._extended, self._extended_at = 0, now
+
     def _extend(self, member: Member, sent: _Sent, places: range) -> None:
+        self._extended += len(places)
+        if self._extended > WINDOW_MAX:
+            raise CallRefusedError("quota", f"more than {WINDOW_MAX} records were extended in {EXTENDING_SECONDS} s")
         if isinstance(sent.leases, Lease):
             extended = member.extend(sent.leases, sent.offsets[places.start : places.stop])
             if len(places) == len(sent.offsets):
