@@ -1,5 +1,6 @@
 """The methods `state.*` on the server: what a frame of them does, who may, and what a slow reader of a watch gets."""
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -66,6 +67,21 @@ async def test_values_are_kept_as_the_text_that_came_and_read_back() -> None:
     assert await ask(talk, "list", "no") is None
     assert await ask(talk, "delete", "a/b") == [b'{"x": 1}', 0]
     assert await ask(talk, "delete", "a/b") is None
+    await house.close()
+
+
+@in_loop
+async def test_a_key_that_is_asked_for_many_times_takes_no_memory_for_each() -> None:
+    house = House()
+    talk = house.talk()
+    await ask(talk, "set", "k", b'"%b"' % bytes(20_000).replace(b"\0", b"x"))
+    tracemalloc.start()
+    try:
+        assert code(await ask(talk, "get_many", ["k"] * m.KEYS_MAX)) == "too_large"
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20_000_000
     await house.close()
 
 

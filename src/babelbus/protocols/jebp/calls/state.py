@@ -113,8 +113,11 @@ class StateMethods:
     def _get_many(self, call: Call, asked: m.GetValues) -> object:
         editor = self._connection(call).editor
         _check_count(asked.keys)
-        found = map(editor.find, asked.keys)
-        return [entry for entry in found if entry is not None]
+        entries = [entry for entry in map(editor.find, asked.keys) if entry is not None]
+        size_bytes = sum([len(value) for _, value, _ in entries])
+        if size_bytes > call.body_bytes_max:  # a key may be named ten thousand times
+            raise CallRefusedError("too_large", f"{size_bytes} bytes of values are over the frame limit")
+        return entries
 
     def _match(self, call: Call, asked: m.MatchValues) -> Stream:
         connection = self._connection(call)
