@@ -15,8 +15,9 @@ from babelbus.errors import RemoteProtocolError, StorageError
 from babelbus.protocols.jebp.calls.call import Call, Method, Stream
 from babelbus.protocols.jebp.calls.errors import CallRefusedError
 from babelbus.protocols.jebp.calls.methods import METHODS
+from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.items import CALLS_MAX
-from babelbus.protocols.jebp.messages import Data
+from babelbus.protocols.jebp.messages import CallItems, Data
 from tests.support.bus import Bus, in_loop, turns
 from tests.support.jebp import ADMIN, Conversation, subscribe
 
@@ -188,6 +189,20 @@ async def test_what_goes_wrong_is_the_error_of_that_call_alone(opening: object, 
     assert first[2][1]
     assert second == (2, END, 3)
     await fixture.close()
+
+
+@in_loop
+async def test_calls_of_one_frame_wait_while_the_client_takes_no_answers() -> None:
+    methods = {"large": Method(Nothing, lambda call, _: bytes(50_000))}
+    talk = Conversation(Bus(), methods=methods, bytes_max=100_000).connect()
+    talk.send(encode_request(CallItems([(n, OPEN, msgspec.msgpack.encode(["large", []])) for n in range(10)])))
+    counts = []
+    while talk.session.busy:
+        assert len(talk.pipe.written) < 200_000
+        counts.append(len(talk.items()))
+        talk.session.resume()
+    assert [*counts, len(talk.items())] == [3, 3, 3, 1]
+    talk.session.close()
 
 
 @in_loop

@@ -367,12 +367,15 @@ class Session(contract.Session):
                 case TellPositions() | FetchPartition() | MoveGroup():
                     self._read_partitions(request)
                 case CallItems():
-                    self._call(request)
+                    rest = self._call(request)
+                    if rest is not None:
+                        self._backlog.extend((rest, *requests[at:]))
+                        return
                 case Malformed():
                     self._say(self._refuse(request))
 
-    def _call(self, request: CallItems) -> None:
-        """Handle items of calls (40).
+    def _call(self, request: CallItems) -> CallItems | None:
+        """Handle items of calls (40); return those that are left for later.
 
         Raises:
             RemoteProtocolError: a call is opened under a number that is in use.
@@ -386,7 +389,7 @@ class Session(contract.Session):
                 principal=self._client or NOBODY,
                 metrics=self._metrics,
             )
-        self._calls.receive(request)
+        return self._calls.receive(request)
 
     @property
     def _may_manage_nothing(self) -> bool:

@@ -284,16 +284,20 @@ class Calls:
 
     # -- items of the client -----------------------------------------------------------------------------------------
 
-    def receive(self, message: CallItems) -> None:
+    def receive(self, message: CallItems) -> CallItems | None:
         """Handle the items of one frame; what they bring at once leaves in one frame.
+
+        Return the items that are left for later: a frame may ask for more than the client takes in time.
 
         Raises:
             RemoteProtocolError: a call is opened under a number that is in use.
         """
         self._holding = True
-        calls = self._open
+        calls, items = self._open, message.items
         try:
-            for number, kind, body in message.items:
+            for at, (number, kind, body) in enumerate(items):
+                if at and self._outbox.full:
+                    return CallItems(items[at:])
                 call = calls.get(number)
                 if kind == OPEN:
                     if call is not None:
@@ -310,6 +314,7 @@ class Calls:
                 family.end_of_frame()
             self._holding = False
             self.flush()
+        return None
 
     def _begin(self, number: int, body: Data) -> None:
         call = self._open[number] = Call(self, number)
