@@ -102,6 +102,19 @@ async def test_what_was_collected_for_a_client_is_sent_before_it_goes_on() -> No
 
 
 @in_loop
+async def test_keys_that_a_client_has_bound_go_on() -> None:
+    _, first = make_hub()
+    before = Talker(first)
+    assert before.one(named("sPubInit", 7, "a/b")) == ack(7)
+    _, second = make_hub()
+    after = go_on(second, kept(before))
+    watcher = Talker(second)
+    watcher.ask(subscribe(1, "a/b"))
+    assert after.one({"sPub": {"transactionId": 7, "value": 1}}) == ack(7)
+    assert watcher.heard() == [state(1, 1)]
+
+
+@in_loop
 async def test_locks_are_held_from_the_first_moment_and_their_queues_keep_their_order() -> None:
     _, first = make_hub()
     owner, one, two = Talker(first), Talker(first), Talker(first)

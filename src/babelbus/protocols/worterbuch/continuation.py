@@ -49,6 +49,8 @@ class KeptSession(msgspec.Struct, frozen=True):
     names: list[KeptNames]
     shown: list[tuple[str, bytes]]
     """Values that the client itself has shown below `$SYS`, and the version that it speaks."""
+    streams: dict[int, str]
+    """The keys that `sPubInit` has bound to transaction ids."""
     locks: list[str]
     waits: list[KeptWait]
 

@@ -89,7 +89,7 @@ class Session(Peer):
         self.access = access = Access(hub.keeper, self.client_id, address, certificate)
         translator.settle(access.identity.root)
         self._answers = answers = Answers(self, hub, outbox, framing, translator, self._answer)
-        tree = TreeRequests(hub, self.client_id, translator, access, answers)
+        self._tree = tree = TreeRequests(hub, self.client_id, translator, access, answers)
         subscriptions = SubscriptionRequests(self, hub, translator, access, answers)
         self._waits: list[KeptWait] = []
         """The waits for locks at another server, until `take_waits`."""
@@ -150,8 +150,8 @@ class Session(Peer):
         if self._greeting is not None:
             self._greeting.cancel()
         end(self)
-        self._handlers.clear()  # handlers and answers hold the session: without them reference counting frees it
-        del self._answers
+        self._handlers.clear()  # these hold the session: without them reference counting frees it
+        del self._answers, self._tree
 
     # -- from one server to the next ---------------------------------------------------------------------------------
 
@@ -182,6 +182,7 @@ class Session(Peer):
                 for name in (*OWN_KEYS, PROTOCOL_VERSION)
                 if (value := self._state.find(f"{shown}/{name}")) is not None
             ],
+            streams=self._tree.streams,
             locks=[key for key in locks.keys(self.client_id) if locks.holder(key) == self.client_id],
             waits=[KeptWait(*wait) for wait in locks.waits(self.client_id)],
         )
@@ -197,6 +198,7 @@ class Session(Peer):
         access.restore(kept.privileges, locked=kept.locked)
         self._translator.settle(access.identity.root)
         self._greeted = kept.greeted
+        self._tree.streams.update(kept.streams)
         self._waits = kept.waits
         self._silent_ticks = 0 if kept.sends_keepalives else -1
         for name, value in kept.shown:

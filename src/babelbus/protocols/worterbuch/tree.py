@@ -43,7 +43,8 @@ class TreeRequests:
         self._access = access
         self._answers = answers
         self._kept_max = hub.settings.subscriptions_max
-        self._streams: dict[int, str] = {}
+        self.streams: dict[int, str] = {}
+        """The key of each transaction id that the client has bound, for `spub`."""
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -156,14 +157,14 @@ class TreeRequests:
         self._access.check_writable(message.key)
         self._access.need("write", message.key)
         check_may(self._access.identity, Action.PUBLISH, message.key)
-        if len(self._streams) >= self._kept_max and message.transaction_id not in self._streams:
+        if len(self.streams) >= self._kept_max and message.transaction_id not in self.streams:
             raise RefusedError(ErrorCode.OTHER, f"a client binds at most {self._kept_max:,} keys ({KEPT_SETTING})")
-        self._streams[message.transaction_id] = message.key
+        self.streams[message.transaction_id] = message.key
         return encode_ack(message.transaction_id)
 
     def spub(self, message: m.SPub) -> bytes:
         """Publish to the key that is bound to a transaction id."""
-        key = self._streams.get(message.transaction_id)
+        key = self.streams.get(message.transaction_id)
         if key is None:
             raise RefusedError(ErrorCode.NO_PUB_STREAM, f"no stream {message.transaction_id}")
         self._translator.check_key(key)
