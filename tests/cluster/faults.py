@@ -39,8 +39,14 @@ class Faults:
         owner.end()
         owner.start()
 
+    def move_owner(self) -> None:
+        """The owner gives the data to another member, and goes on as a member: sessions go on."""
+        record, owner = self._cluster.lease(), self._cluster.owner()
+        assert until(owner.gives_the_data_away), "no other member takes the data"
+        self._moves(record)
+
     def stop_owner(self) -> None:
-        """SIGTERM: a planned move."""
+        """SIGTERM: the owner gives the data away, and ends."""
         record, owner = self._cluster.lease(), self._cluster.owner()
         owner.end(signal.SIGTERM)
         self._moves(record)
@@ -139,9 +145,9 @@ class Faults:
 
 
 ALL = [
-    "kill_owner", "kill_and_restart_owner", "stop_owner", "kill_member", "pause_owner", "partition_owner_from_nats",
-    "cut_nats", "partition_members_from_owner", "slow_ways", "kill_nats_leader", "pause_nats_leader",
-    "fill_disk_of_nats", "kill_edge",
+    "kill_owner", "kill_and_restart_owner", "move_owner", "stop_owner", "kill_member", "pause_owner",
+    "partition_owner_from_nats", "cut_nats", "partition_members_from_owner", "slow_ways", "kill_nats_leader",
+    "pause_nats_leader", "fill_disk_of_nats", "kill_edge",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ ends without being told to, as systemd does.
 import asyncio
 import base64
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -140,6 +141,19 @@ class Member:
             finally:
                 process.kill()
                 process.wait()
+
+    def gives_the_data_away(self) -> bool:
+        """Return whether this owner begins to give the data to another member."""
+        token = (self.folder / "data/conf/admin_token").read_text().strip()
+        connection = http.client.HTTPConnection(self.addresses["admin"], timeout=SAFETY_NET_SECONDS)
+        try:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request("POST", "/api/cluster/move", b"{}", headers)
+            return connection.getresponse().status == 202
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def pause(self) -> None:
         """Stop the process in the middle of whatever it does."""
