@@ -1,5 +1,6 @@
 """The fault matrix at the level of storage (rows 2, 6, 7 and 8): whatever fails, what was flushed stays."""
 
+import contextlib
 import errno
 import random
 
@@ -202,6 +203,29 @@ def test_records_that_can_be_read_back_keep_their_offsets_after_a_failed_flush()
     assert log.next_offset == 15
     files.power_loss(1)
     assert [number_of(record) for record in read_all(open_log(files))] == list(range(15))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_rescue_that_is_tried_again_is_durable_before_anybody_is_told(seed: int) -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    fill(log, 10)
+    log.flush()
+    fill(log, 5)
+    files.fail("flush")
+    with pytest.raises(DiskError):
+        log.flush()
+    files.fail("flush_folder", skip=2)  # behind the renaming of the rescued records
+    with pytest.raises(DiskError):
+        log.recover_flush()
+    files.fail("flush_folder")  # and the next one: that of a checkpoint does not count for the rescue
+    while log.failed:
+        with contextlib.suppress(DiskError):
+            log.recover_flush()
+    fill(log, 5)
+    assert log.flush() == 20
+    files.power_loss(seed)
+    assert [number_of(record) for record in read_all(open_log(files))] == list(range(20))
 
 
 def test_a_full_disk_refuses_appends_and_goes_on_when_there_is_room() -> None:

@@ -164,6 +164,7 @@ def replace_from(files: FileSystem, folder: str, base: int) -> None:
     """
     rescued = f"{folder}/{base_name(base)}{RESCUED_SUFFIX}"
     if not files.exists(rescued):
+        files.flush_folder(folder)  # an earlier try may have renamed it, and ended before that was durable
         return
     files.unlink(f"{folder}/{checkpoints.NAME}")
     for later in reversed(find_bases(files, folder)):
