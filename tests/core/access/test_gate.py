@@ -134,6 +134,19 @@ async def test_a_change_whose_version_cannot_be_noted_is_refused_and_taken_back(
 
 
 @in_loop
+async def test_nobody_sees_the_next_version_before_its_entries() -> None:
+    files = FaultyFiles()
+    bus, gate = await gate_on(files)
+    seen: list[tuple[int, bool]] = []
+    files.before_call = lambda operation, path: seen.append((gate.table.version, id_of(ALICE) in gate.table.entries))
+    await gate.put([ALICE], BOSS)
+    files.before_call = lambda operation, path: None
+    assert set(seen) == {(0, False), (1, True)}
+    assert gate.table.version == 1
+    await bus.broker.close()
+
+
+@in_loop
 async def test_nothing_is_made_in_a_folder_that_needs_no_table() -> None:
     bus, gate = await gate_on()
     assert bus.broker.topic_names() == []

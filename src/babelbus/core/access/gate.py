@@ -152,7 +152,8 @@ class Gate:
         """The entries of a change that a crash cut short, with what they were before."""
         self._note = note
         self._noted_version = 0
-        self._writer = door.writer(lambda: partial(note.write, NotedVersion(self.table.version)))
+        self._version_to_note = 0
+        self._writer = door.writer(lambda: partial(note.write, NotedVersion(self._version_to_note)))
         self._accept_version = accept_version
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -284,6 +285,7 @@ class Gate:
             log.warning("access: a change that a crash cut short is taken back")
             await self._append({}, SERVER)
         elif self._noted_version != self.table.version:
+            self._version_to_note = self.table.version
             try:
                 await self._writer.write().wait()
             except StorageError as error:  # a start works on a full disk, too
@@ -396,12 +398,13 @@ class Gate:
         doubtful = {id_: _encode_or_none(entries.get(id_)) for id_ in contents}
         try:
             await receipt.wait()
-            self.table.version = version.version
+            self._version_to_note = version.version
             await self._writer.write().wait()
         except BaseException:
             self._cut_short |= doubtful
             raise
         self._cut_short = {}
+        self.table.version = version.version  # in one turn with the entries: a change of both sees neither or both
 
     def watch(self) -> None:
         """Call `expire` every second from now on."""
