@@ -97,7 +97,9 @@ class Gathered:
         self._receipts.append(receipt)
         self.publications.append((len(self.bodies), publication))
         self.bodies += bodies
-        self.timestamps += timestamps if isinstance(timestamps, Sequence) else timestamps.tolist()
+        if not isinstance(timestamps, list):  # asked first: whether it is a sequence costs more than the rest
+            timestamps = timestamps if isinstance(timestamps, Sequence) else timestamps.tolist()
+        self.timestamps += timestamps
         return receipt
 
     @property

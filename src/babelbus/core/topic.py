@@ -309,10 +309,11 @@ class Topic:
                 error = StorageError("the server failed; its log says why")
             receipt.resolve(error)
             return receipt
+        published, name = self._metrics.topic_published, self.name
         for _, publication in publications:
             content = publication.content
             assert not isinstance(content, list)
-            self._metrics.topic_published(publication.protocol, self.name).inc(len(content), content.size_bytes)
+            published(publication.protocol, name).inc(len(content), content.size_bytes)
         return receipt
 
     def _events(self, batch: RecordBatch, publications: Sequence[tuple[int, Publication]]) -> list[Event]:

@@ -307,9 +307,10 @@ class Connection(asyncio.Protocol):
             return
         outbox.release()
         unfinished_bytes = self._unfinished_bytes
-        self._weigh(session)
+        if session.unfinished_bytes != unfinished_bytes:
+            self._weigh(session)
         # What is kept until more of it comes costs next to nothing.
-        done_bytes = sum(map(len, arguments)) - (self._unfinished_bytes - unfinished_bytes)
+        done_bytes = (len(arguments[0]) if arguments else 0) - (self._unfinished_bytes - unfinished_bytes)
         full = outbox.full
         if full or session.busy or abs(done_bytes) >= TURN_BYTES:
             if not self._paused:

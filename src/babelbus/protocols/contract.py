@@ -117,7 +117,8 @@ class Outbox:
     @property
     def full(self) -> bool:
         """Whether no more should be asked of this connection for now."""
-        return self.resting or self.size_bytes >= self.bytes_max
+        waiting = 0 if self.closed else self._weight + self._transport.get_write_buffer_size()
+        return self.resting or waiting >= self.bytes_max
 
     @property
     def size_bytes(self) -> int:
