@@ -10,6 +10,8 @@ import asyncio
 
 from babelbus.clock import Clock
 
+SEVERAL = -1
+"""In place of a connection: several were answered, so none of them is alone."""
 SHORT_GAPS = 16
 """So many gaps in a row must be short: then one miss, which costs the whole time, comes after as many hits."""
 
@@ -28,6 +30,9 @@ class BusyPoll:
 
     def answered(self, connection: int) -> None:
         """Record that a connection was answered, and poll if its next request is likely to come at once."""
+        if self._awaited is not None and self._awaited != connection:
+            self._awaited = SEVERAL  # without a look at the clock, which many answers of one flush would pay for
+            return
         self._awaited = connection
         self._answered_at = self._now()
         if self._short_gaps >= SHORT_GAPS and not self._polling:

@@ -100,6 +100,8 @@ def payload_bodies(payloads: Sequence[bytes], timestamps: Sequence[int]) -> list
     """
     check_timestamps(timestamps)
     front = PLAIN_BODY.pack
+    if len(payloads) == 1:
+        return [b"%b%b\0" % (front(0, timestamps[0], -1, len(payloads[0])), payloads[0])]
     return [
         b"%b%b\0" % (front(0, timestamp, -1, len(payload)), payload)
         for payload, timestamp in zip(payloads, timestamps, strict=True)

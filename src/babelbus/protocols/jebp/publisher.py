@@ -54,7 +54,8 @@ class Publisher:
         created = self._answers[Outcome.RECORD_CREATED]
         if len(run) == 1:  # its receipt has no parts
             record = run[0]
-            place = self._create(record.topic, run, client) if record.checksum_valid else self._refused(record)
+            content = Payloads([record.payload], [record.timestamp])
+            place = self._publish(record.topic, content, client) if record.checksum_valid else self._refused(record)
             self._answer((place,), lambda _: created, len(record.payload))
             return
         by_topic: dict[str, list[CreateRecord]] = {}
@@ -71,6 +72,9 @@ class Publisher:
 
     def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
         content = Payloads([record.payload for record in records], [record.timestamp for record in records])
+        return self._publish(topic, content, client)
+
+    def _publish(self, topic: str, content: Payloads, client: Client) -> Receipt:
         return self._broker.publish(Publication(client, PROTOCOL, content, topic, source=self.source))
 
     def create_batches(self, run: Sequence[CreateRecords], client: Client) -> None:
