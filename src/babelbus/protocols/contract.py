@@ -2,10 +2,12 @@
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from babelbus.core.receipt import Promise
+from babelbus.errors import BabelbusError
 from babelbus.listening.certificates import PeerCertificate
 from babelbus.wire.contract import Continuation as Continuation
 from babelbus.wire.contract import Session as Session
@@ -216,3 +218,13 @@ class Outbox:
         self.is_blocked = _takes_all
         self._answers.clear()
         self._weight = 0
+
+
+@contextmanager
+def closed_if_refused(close: Callable[[], None]) -> Iterator[None]:
+    """Close a session that cannot go on: by then it has a part of what it had at another server."""
+    try:
+        yield
+    except BabelbusError:
+        close()
+        raise

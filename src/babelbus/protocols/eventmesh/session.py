@@ -21,7 +21,7 @@ from babelbus.core.work import Work
 from babelbus.errors import BabelbusError, PeerLeavesError
 from babelbus.identities.errors import InvalidProofError
 from babelbus.protocols import contract
-from babelbus.protocols.contract import Continuation, Outbox
+from babelbus.protocols.contract import Continuation, Outbox, closed_if_refused
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import LOST, REFUSALS, Caller, Given, address_of, name_of
 from babelbus.protocols.eventmesh.continuation import KeptCaller, KeptSession, encode_session
@@ -114,11 +114,8 @@ class Session(contract.Session):
         self._done: dict[Holder, list[Delivery]] = {}
         hub.peers[self] = None
         if kept is not None:
-            try:
+            with closed_if_refused(self.close):
                 self._continue(kept)
-            except BabelbusError:
-                self.close()
-                raise
 
     # -- frames ------------------------------------------------------------------------------------------------------
 

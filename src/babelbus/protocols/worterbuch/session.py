@@ -12,9 +12,9 @@ from babelbus import __version__
 from babelbus.core.access import AccessRefusedError
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.state import Change, NoSuchKeyError, subscription_pattern
-from babelbus.errors import BabelbusError, RemoteProtocolError
+from babelbus.errors import RemoteProtocolError
 from babelbus.listening.certificates import PeerCertificate
-from babelbus.protocols.contract import Continuation, Sender
+from babelbus.protocols.contract import Continuation, Sender, closed_if_refused
 from babelbus.protocols.worterbuch import messages as m
 from babelbus.protocols.worterbuch.access import OWN_KEYS, Access
 from babelbus.protocols.worterbuch.answers import Answers
@@ -112,11 +112,8 @@ class Session(Peer):
         }
         hub.join(self)
         if kept is not None:
-            try:
+            with closed_if_refused(self.close):
                 self._continue(kept)
-            except BabelbusError:
-                self.close()
-                raise
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 import msgspec
 
 from babelbus import __version__, arrays
-from babelbus.errors import BabelbusError, LocalProtocolError
-from babelbus.protocols.contract import Continuation, Outbox
+from babelbus.errors import LocalProtocolError
+from babelbus.protocols.contract import Continuation, Outbox, closed_if_refused
 from babelbus.protocols.zbus import messages as m
 from babelbus.protocols.zbus import pages, routing
 from babelbus.protocols.zbus.callers import Caller, KeyRing, is_signed
@@ -172,11 +172,8 @@ class WebSession(HttpSession):
         self.session.speak_for(self._caller.unproved, None)
         hub.peers[self.session.id] = self
         if kept is not None:
-            try:
+            with closed_if_refused(self.close):
                 self._continue(kept)
-            except BabelbusError:
-                self.close()
-                raise
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
