@@ -226,7 +226,7 @@ class StreamService:
         Raises:
             BabelbusError: it cannot go on.
         """
-        raise NotImplementedError
+        raise UnknownFormError(f"sessions of {self.name} do not go on at another server")
 
     @property
     def is_ending(self) -> bool:
