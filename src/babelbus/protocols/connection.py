@@ -265,13 +265,12 @@ class Connection(asyncio.Protocol):
 
     def _weigh(self, session: Session) -> None:
         """Count what the session holds of a message that has not come whole; end the connection if that is too much."""
-        size_bytes = session.unfinished_bytes
-        if size_bytes == self._unfinished_bytes or self._given_up:
+        if self._given_up:
             return
-        self._unfinished_bytes = size_bytes
+        size_bytes = self._unfinished_bytes = session.unfinished_bytes
         self._budget.hold(self, size_bytes)
         limit = self._budget.unauthenticated_bytes_max
-        if size_bytes > limit and not self._given_up and not session.trusted:
+        if size_bytes > limit and not session.trusted:
             self._budget.hold(self, 0)
             self.give_up(UNAUTHENTICATED, f"a message of more than {limit} bytes before the client proved who it is")
 
