@@ -1,4 +1,4 @@
-"""Sessions of the clients of other members, from one owner of the data to the next (docs/cluster.md, "A move").
+"""Sessions of clients, from one owner of the data to the next (docs/cluster.md, "Sessions that go on").
 
 The last act of an owner that stops in order is one file with everything that the next owner needs to continue these
 sessions. The next owner continues them before it serves anybody, so no client misses a change, loses a lock or has its
@@ -182,13 +182,13 @@ class Handover:
         self._end_absence(core_end)
         for link in await core_end.pause_members(PAUSE_SECONDS):
             if goes_on or not link.is_local:
-                for transport in link.transports.values():
+                for transport in list(link.transports.values()):  # to stay may end a client
                     protocol = transport.protocol
                     if isinstance(protocol, Connection) and protocol.is_portable:
                         self._clients.append(_LinkedClient(protocol, link, transport))
         if goes_on:
             for service in _stream_services(services):
-                for connection in service.listeners.connections:
+                for connection in list(service.listeners.connections):
                     if connection.is_portable and not isinstance(connection.transport, LinkedTransport):
                         connection.stop_reading()
                         self._clients.append(_Client(connection))
@@ -222,11 +222,11 @@ class Handover:
             log.warning("no session goes on at the next owner: %s", error)
             for client, _, _ in handed:
                 client.end()
-            handed = []
+            handed, sessions = [], []
         broker.state.away = frozenset(owner for _, owner, _ in handed)
         if handed:
             log.info("%d sessions go on at the next owner", len(handed))
-        released = [client.hand_over(session.id) for (client, _, _), session in zip(handed, sessions, strict=False)]
+        released = [client.hand_over(session.id) for (client, _, _), session in zip(handed, sessions, strict=True)]
         return [client for client in released if client is not None]
 
     def _write(self, handed: _Sessions) -> None:

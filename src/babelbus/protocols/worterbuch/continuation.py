@@ -1,4 +1,4 @@
-"""The form in which a session goes from one server to the next (docs/cluster.md, "A move")."""
+"""The form in which a session goes from one server to the next (docs/cluster.md, "Sessions that go on")."""
 
 import msgspec
 
