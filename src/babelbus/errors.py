@@ -5,7 +5,12 @@ use.
 """
 
 import re
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
+
+import msgspec
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder of msgspec that reads the bytes of others."""
 
 
 class BabelbusError(Exception):

@@ -4,6 +4,7 @@ from base64 import b64encode
 
 import msgspec
 
+from babelbus.errors import UNREADABLE
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE
 from babelbus.records.record import Headers
 
@@ -25,7 +26,7 @@ def json_text(payload: bytes | None, headers: Headers) -> bytes:
     if headers and is_json(headers):
         try:
             value = _check(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             value = _TOO_DEEP
         if payload.count(b"[") + payload.count(b"{") > NESTING_MAX and _nests_deeper(value, NESTING_MAX):
             value = _TOO_DEEP

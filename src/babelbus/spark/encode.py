@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from babelbus.errors import UNREADABLE
 from babelbus.records.arrow import encode_columns
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SUBJECT_HEADER
 from babelbus.records.format import HEADERS_MAX, RECORD_BYTES_MIN, RESERVED_HEADER_PREFIX, encode_batch
@@ -198,7 +199,7 @@ class _Rows:
             if value is not None:
                 try:
                     _check_json(value)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                except UNREADABLE as error:
                     self.refused.setdefault(row, f"its value is no JSON: {error}")
             self.headers.append(named)
 

@@ -46,7 +46,7 @@ from babelbus.core.state import (
     VersionMismatchError,
 )
 from babelbus.core.topic import ClosedTopicError, UnknownPartitionError
-from babelbus.errors import BabelbusError, ConfigError, InvalidTopicNameError, StorageError
+from babelbus.errors import UNREADABLE, BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.callers import caller_of
@@ -198,7 +198,7 @@ async def read_body(call: Call, type_: type[T], bytes_max: int = BODY_BYTES_MAX)
     content = await call.read(bytes_max)
     try:
         return msgspec.json.decode(content, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise web.HTTPBadRequest(text=f"the body is wrong: {reason}") from error
 

@@ -9,13 +9,12 @@ import msgspec
 from babelbus.core.access import AccessRefusedError, Action, Identity, check_may
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.work import Work, settled
-from babelbus.errors import BabelbusError
+from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.http import credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.idle import IdleSession
-from babelbus.protocols.eventmesh.messages import UNREADABLE
 from babelbus.protocols.eventmesh.records import read_cloud_event
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Webhooks

@@ -13,10 +13,10 @@ import msgspec
 from babelbus.core.access import AccessRefusedError
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.record import Event
-from babelbus.errors import BabelbusError
+from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.eventmesh.callers import NOTHING, PROTOCOL, Given
-from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, UNREADABLE, SubscriptionItem
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
     CE_OWN,
     FLAVOUR,

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from babelbus.errors import RemoteProtocolError
-from babelbus.protocols.eventmesh.messages import HELLO, RECOMMEND, UNREADABLE, Frame, Header
+from babelbus.errors import UNREADABLE, RemoteProtocolError
+from babelbus.protocols.eventmesh.messages import HELLO, RECOMMEND, Frame, Header
 
 MAGIC: Final = b"EventMesh0000"
 _HEAD: Final = struct.Struct(">13sii")

@@ -12,7 +12,7 @@ from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request, RequestAbandonedError
 from babelbus.core.work import Work, settled
-from babelbus.errors import BabelbusError
+from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
@@ -285,7 +285,7 @@ class WebSession(IdleSession):
     def _send_batch(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
         try:
             items = _decode_batch(asked.need("contents"))
-        except m.UNREADABLE as error:
+        except UNREADABLE as error:
             raise _RefusedError(BODY_ERROR, f"contents cannot be read: {error}") from None
         if not 0 < len(items) <= BATCH_MAX:
             raise _RefusedError(BODY_ERROR, f"a batch of {len(items)} messages, 1 to {BATCH_MAX} are taken")
@@ -366,7 +366,7 @@ class WebSession(IdleSession):
         group = asked.need("consumerGroup", "consumergroup")
         try:
             beats = _decode_beats(asked.need("heartbeatEntities", "heartbeatentities"))
-        except m.UNREADABLE as error:
+        except UNREADABLE as error:
             raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
         known, principal = self._webhooks.beat, asked.principal
         unknown = [beat for beat in dict.fromkeys(beats) if not known(group, beat.topic, beat.url, principal)]
@@ -614,7 +614,7 @@ def _read_items(text: str) -> list[SubscriptionItem]:
         return [SubscriptionItem(text)]
     try:
         return _items(_decode_items(text))
-    except m.UNREADABLE as error:
+    except UNREADABLE as error:
         raise _RefusedError(BODY_ERROR, f"topic cannot be read: {error}") from None
 
 
@@ -629,7 +629,7 @@ def _object(text: str | bytes) -> dict[str, Any]:
         return {}
     try:
         return _decode_object(text)
-    except m.UNREADABLE as error:
+    except UNREADABLE as error:
         raise _RefusedError(BODY_ERROR, f"a field is no JSON object: {error}") from None
 
 
@@ -641,5 +641,5 @@ def _read_uri_body(request: http.Request) -> _UriBody:
                 fields["url"], list(_read_items(fields["topic"])), fields.get("consumerGroup", "em-http-consumer")
             )
         return _decode_uri_body(request.body)
-    except (KeyError, ValueError, *m.UNREADABLE) as error:
+    except (KeyError, ValueError, *UNREADABLE) as error:
         raise _RefusedError(BODY_ERROR, f"the body cannot be read: {error}") from None

@@ -46,9 +46,6 @@ UNANSWERED: Final = frozenset(
 )
 """Commands that the server accepts and drops."""
 
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of reading the JSON of a client."""
-
 Flavour = Literal["eventmeshmessage", "cloudevents", "http"]
 """The payload flavours (2.1); TCP carries the first two."""
 MESSAGE: Final[Flavour] = "eventmeshmessage"

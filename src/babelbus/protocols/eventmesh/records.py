@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from babelbus.core.record import Event
-from babelbus.errors import BabelbusError
-from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, UNREADABLE, EventMeshMessage, Flavour
+from babelbus.errors import UNREADABLE, BabelbusError
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HTTP, MESSAGE, EventMeshMessage, Flavour
 from babelbus.records.envelope import CONTENT_TYPE, ID_HEADER, SOURCE_HEADER, SUBJECT_HEADER
 from babelbus.records.format import HEADERS_MAX
 from babelbus.records.record import Headers

@@ -18,7 +18,7 @@ from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.request import Question, Reply, Request, reads_too_slowly
 from babelbus.core.work import Work
-from babelbus.errors import BabelbusError, PeerLeavesError
+from babelbus.errors import UNREADABLE, BabelbusError, PeerLeavesError
 from babelbus.identities.errors import InvalidProofError
 from babelbus.protocols import contract
 from babelbus.protocols.contract import Continuation, Outbox, closed_if_refused
@@ -231,7 +231,7 @@ class Session(contract.Session):
         agent = UserAgent()
         try:
             agent = _decode_agent(body)
-        except m.UNREADABLE as error:
+        except UNREADABLE as error:
             fault = fault or f"the client's description cannot be read: {error}"
         if not fault and agent.version is None:
             fault = "client version cannot be null"
@@ -305,7 +305,7 @@ class Session(contract.Session):
             return "client purpose config is not sub"
         try:
             items = _decode_subscription(body).topicList
-        except m.UNREADABLE as error:
+        except UNREADABLE as error:
             return f"the subscription cannot be read: {error}"
         if not items:
             return "the subscription names no topic"

@@ -23,7 +23,7 @@ from babelbus.core.request import Question, reads_too_slowly
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
-from babelbus.errors import BabelbusError
+from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.identities.errors import InvalidProofError
 from babelbus.protocols.eventmesh.callers import PROVE_NOTHING
 from babelbus.protocols.eventmesh.calls import (
@@ -318,7 +318,7 @@ def _retcode(response: Response) -> object:
     """Return the code of an answer, `None` if it has no code: Go's examples answer with an empty body (5.2)."""
     try:
         return _decode_answer(response.body).get("retCode")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from babelbus.errors import without_frames
+from babelbus.errors import UNREADABLE, without_frames
 from babelbus.protocols.zbus.content import json_body
 from babelbus.protocols.zbus.errors import MalformedMessageError
 from babelbus.protocols.zbus.messages import (
@@ -56,7 +56,6 @@ _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_string = msgspec.json.Decoder(str).decode
 _FIELDS: Final = frozenset(_Frame.__struct_fields__)
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode_message(text: bytes) -> Message:
@@ -67,7 +66,7 @@ def decode_message(text: bytes) -> Message:
     """
     try:
         frame = _decode_frame(text)
-    except _UNREADABLE:
+    except UNREADABLE:
         return _decode_slowly(text)
     return _message_of(frame, text)
 
@@ -76,7 +75,7 @@ def decode_messages(texts: Sequence[bytes]) -> list[Item]:
     """Read the frames of one read; publications with the same headers but for the id come as a run."""
     try:
         frames = list(map(_decode_frame, texts))
-    except _UNREADABLE:
+    except UNREADABLE:
         return [_or_error(decode_message, text) for text in texts]
     if len(frames) < RUN_MIN:
         return [_or_error(_message_of, frame, text) for frame, text in zip(frames, texts, strict=True)]
@@ -169,7 +168,7 @@ def _decode_slowly(text: bytes) -> Message:
             _status(status) if status is not None else None,
             bytes(members.get("body", NULL)),
         )
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise MalformedMessageError(f"no message: {_reason(error)}") from error
 
 

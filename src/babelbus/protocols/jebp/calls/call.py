@@ -20,7 +20,7 @@ import msgspec
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.work import Work
-from babelbus.errors import BabelbusError, LocalProtocolError, RemoteProtocolError
+from babelbus.errors import UNREADABLE, BabelbusError, LocalProtocolError, RemoteProtocolError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.box import Sealer
@@ -41,7 +41,6 @@ from babelbus.protocols.jebp.messages import CallItems, Data
 
 log = logging.getLogger(__name__)
 
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _OPENING: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _NOTHING: Final = msgspec.msgpack.encode(None)
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -328,7 +327,7 @@ class Calls:
                 call.fail(CallRefusedError("unsupported", f"this server has no method {name!r}: upgrade the server"))
                 return
             answer = method.answer(call, method.decode(raw))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             call.fail(CallRefusedError("bad_argument", _reason(error)))
         except Exception as error:
             call.fail_by(error)
@@ -349,7 +348,7 @@ class Calls:
             return  # of a call with one answer, which is on its way
         try:
             stream.receive(body)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             call.fail(CallRefusedError("bad_argument", _reason(error)))
         except Exception as error:
             call.fail_by(error)
