@@ -207,7 +207,7 @@ def test_no_question_is_remembered_whose_requester_is_gone(live: LiveServer, req
         assert len(hub._questions) == 1
     live.until(lambda: requests.in_flight == 0)
     assert not hub._questions
-    assert not any(session._questions for session in list(hub.peers))
+    assert not any(session._requests._questions for session in list(hub.peers))
 
 
 def test_a_requester_waits_for_another_responder_that_was_asked(live: LiveServer) -> None:

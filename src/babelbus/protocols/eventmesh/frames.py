@@ -6,12 +6,13 @@ and both directions keep it.
 """
 
 import struct
+from functools import cache
 from typing import Final
 
 import msgspec
 
 from babelbus.errors import UNREADABLE, RemoteProtocolError
-from babelbus.protocols.eventmesh.messages import HELLO, RECOMMEND, Frame, Header
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, HELLO, MESSAGE, RECOMMEND, Flavour, Frame, Header
 
 MAGIC: Final = b"EventMesh0000"
 _HEAD: Final = struct.Struct(">13sii")
@@ -21,10 +22,17 @@ NEW: Final = 13
 _SURPLUSES: Final = (OLD, NEW, 21, 0)
 """Bytes that L may count beside header and body: framings of SDKs, and of clients written from the document alone."""
 FRAME_BYTES_MAX: Final = 4 * 2**20
+TOO_LARGE: Final = f"the message does not fit into a frame of {FRAME_BYTES_MAX} bytes"
 NO_BODY: Final = b"null"
 NEWLINE: Final = 0x0A
 
 _decode_header = msgspec.json.Decoder(Header).decode
+_encode = msgspec.json.Encoder().encode
+_PROPERTIES: Final = {
+    flavour: b',"properties":{"protocoltype":"%b"}}' % flavour.encode() for flavour in (MESSAGE, CLOUD_EVENT)
+}
+TAILS: Final = {flavour: b'"' + properties for flavour, properties in _PROPERTIES.items()}
+"""The header of a message behind its `seq`, which is a string, by flavour."""
 
 
 class MalformedFrameError(RemoteProtocolError):
@@ -49,6 +57,11 @@ class FrameDecoder:
         """So many bytes must be there before another look finds anything."""
         self._first_object: ObjectScan | None = None
         """The search for the end of the body of the first frame, which goes on where it stopped."""
+
+    @property
+    def answer_surplus(self) -> int:
+        """The framing of what is sent: that of the client, `NEW` before its first frame."""
+        return NEW if self.surplus is None else self.surplus
 
     @property
     def held_bytes(self) -> int:
@@ -216,3 +229,21 @@ def encode_head(surplus: int, header: bytes, body_bytes: int) -> bytes:
         if NEWLINE not in head:
             return head + header
         header += b" "
+
+
+@cache
+def begin_header(command: str) -> bytes:
+    """Return the header of a frame up to its code."""
+    name = command.encode()
+    return b'{"cmd":"%b","command":"%b","code":' % (name, name)
+
+
+def encode_answer(surplus: int, command: str, seq: bytes, error: str, body: bytes = b"") -> bytes:
+    """Return the frame of an answer to the request with this `seq`, as JSON; an `error` is the text of a failure."""
+    outcome = b'1,"desc":' + _encode(error) if error else b'0,"desc":"success"'
+    return encode_frame(surplus, begin_header(command) + outcome + b',"seq":' + seq + b"}", body)
+
+
+def encode_message(surplus: int, command: str, seq: bytes, flavour: Flavour, body: bytes) -> bytes:
+    """Return the frame of a message of a flavour; `seq` is JSON."""
+    return encode_frame(surplus, begin_header(command) + b'0,"seq":' + seq + _PROPERTIES[flavour], body)

@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from babelbus.core.access import Identity, has_lost
 from babelbus.core.groups import Delivery, Holder, Member
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
-from babelbus.core.request import Question, Reply, Request, reads_too_slowly
+from babelbus.core.request import Question
 from babelbus.core.work import Work
 from babelbus.errors import UNREADABLE, BabelbusError, PeerLeavesError
 from babelbus.identities.errors import InvalidProofError
@@ -27,40 +27,26 @@ from babelbus.protocols.eventmesh.callers import LOST, REFUSALS, Caller, Given, 
 from babelbus.protocols.eventmesh.continuation import KeptCaller, KeptSession, encode_session
 from babelbus.protocols.eventmesh.frames import (
     FRAME_BYTES_MAX,
-    NEW,
     OLD,
+    TAILS,
+    TOO_LARGE,
     FrameDecoder,
     MalformedFrameError,
+    begin_header,
+    encode_answer,
     encode_frame,
     encode_head,
 )
-from babelbus.protocols.eventmesh.hub import (
-    CORRELATION,
-    PROTOCOL,
-    STOPS,
-    Hub,
-    correlation,
-    without_correlation,
-)
+from babelbus.protocols.eventmesh.hub import PROTOCOL, STOPS, Hub
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
-from babelbus.protocols.eventmesh.records import (
-    FLAVOUR,
-    InvalidMessageError,
-    encode_body,
-    flavour_of,
-    read_message,
-    read_ttl,
-)
+from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError, encode_body, read_message
+from babelbus.protocols.eventmesh.requests import Requests
 from babelbus.protocols.eventmesh.subscriptions import Subscribed
-from babelbus.records.record import Headers
 
 log = logging.getLogger(__name__)
 
 HELLO_BYTES_MAX = 65_536
 """The limit of a frame before the client has said who it is."""
-TTL_MS = 3000
-"""How long a request waits for its reply unless the request says so (3.8)."""
-TOO_LARGE = f"the message does not fit into a frame of {FRAME_BYTES_MAX} bytes"
 GOODBYE_SECONDS = 30.0
 """A client that has said goodbye, or was told goodbye, is closed after this if it has not closed (3.5)."""
 
@@ -102,12 +88,7 @@ class Session(contract.Session):
         self._subscribed: dict[str, Subscribed] = {}
         self._held: dict[str, Delivery] = {}
         """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
-        self._questions: dict[str, None] = {}
-        """Ids of questions that were pushed and neither answered nor acknowledged: the `seq` of their pushes."""
-        self._unanswered: dict[str, None] = {}
-        """Ids of questions that the client has acknowledged without a reply, which may still come."""
-        self._requests: dict[Request[Reply], None] = {}
-        """Requests of the client that wait for their reply."""
+        self._requests = Requests(hub, outbox, self._decoder, self._peer)
         self._events: dict[str, list[Event]] = {}
         self._acks: list[tuple[str, bytes, str, str]] = []
         """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
@@ -161,7 +142,7 @@ class Session(contract.Session):
             return
         if name == m.RESPONSE:
             if self._agent is not None:
-                self._respond(frame)
+                self._requests.respond(frame, self._identity, holds_messages=bool(self._held))
         elif name in m.ANSWERS:
             self._settle()
             self._command(name, frame)
@@ -182,16 +163,15 @@ class Session(contract.Session):
             self._begin_to_subscribe(seq, frame.body)
         elif name == m.UNSUBSCRIBE:
             self._unsubscribe()
-            self._hub.forget(self._unanswered)
-            self._unanswered.clear()
+            self._requests.forget_acknowledged()
             self._answer(name, seq)
         elif name == m.LISTEN:
             self._listen(seq)
         elif name == m.REQUEST:
-            self._request(seq, frame)
+            self._requests.ask(seq, frame, self._identity)
         elif name == m.GOODBYE:
             self._unsubscribe()
-            self._forget_questions()
+            self._requests.forget()
             self.ends_at = self._hub.clock.monotonic() + GOODBYE_SECONDS
             self._answer(name, seq)
         else:
@@ -205,12 +185,12 @@ class Session(contract.Session):
             return
         kind = m.CLOUD_EVENT if (frame.header.properties or {}).get("protocoltype") == m.CLOUD_EVENT else m.MESSAGE
         body = encode_body("none", text.encode(), ((FLAVOUR, kind.encode()),), {}, strict=True)[1]
-        data = _encode_answer(self._surplus, m.RESPONSE_TO_CLIENT, seq, text, body)
+        data = encode_answer(self._surplus, m.RESPONSE_TO_CLIENT, seq, text, body)
         self._outbox.answer(lambda: data, len(data))
 
     def _answer(self, request: str, seq: bytes, error: str = "") -> None:
         """Answer a request; an `error` is the text of a failure."""
-        data = _encode_answer(self._surplus, m.ANSWERS[request], seq, self._told(error))
+        data = encode_answer(self._surplus, m.ANSWERS[request], seq, self._told(error))
         self._outbox.answer(lambda: data, len(data))
 
     def _told(self, error: str) -> str:
@@ -219,7 +199,7 @@ class Session(contract.Session):
 
     @property
     def _surplus(self) -> int:
-        return NEW if self._decoder.surplus is None else self._decoder.surplus
+        return self._decoder.answer_surplus
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -272,7 +252,7 @@ class Session(contract.Session):
                 self._fault = str(caller.error)
 
         def encode() -> bytes:
-            return _encode_answer(surplus, m.ANSWERS[m.HELLO], seq, self._fault)
+            return encode_answer(surplus, m.ANSWERS[m.HELLO], seq, self._fault)
 
         surplus = self._surplus
         caller.when_done(settle)
@@ -294,7 +274,7 @@ class Session(contract.Session):
 
         def encode() -> bytes:
             error = work.value if work.error is None else str(work.error)
-            return _encode_answer(surplus, name, seq, self._told(error))
+            return encode_answer(surplus, name, seq, self._told(error))
 
         self._outbox.answer_when([work], encode, self._outbox.bytes_max)
 
@@ -418,71 +398,11 @@ class Session(contract.Session):
         for name, seq, topic, error in acks:
             if not error and receipts[topic].error is not None:
                 error = self._told(str(receipts[topic].error))
-            answers.append(_encode_answer(surplus, name, seq, error))
+            answers.append(encode_answer(surplus, name, seq, error))
         return b"".join(answers)
 
-    # -- requests ----------------------------------------------------------------------------------------------------
-
-    def _request(self, seq: bytes, frame: Frame) -> None:
-        """Send a request to a responder. A failure gets silence: Java takes each answer for the reply (3.8)."""
-        properties = frame.header.properties
-        try:
-            event, named = read_message(frame.body, str(frame.header.seq or ""), properties, self._identity.source)
-        except InvalidMessageError as error:
-            log.info("%s %s: a request cannot be read: %s", PROTOCOL, self._peer, error)
-            return
-        request = self._hub.ask(event, read_ttl(named.get("ttl"), TTL_MS), self._identity)
-        self._requests[request] = None
-        request.when_done(partial(self._replied, seq, event.subject, flavour_of(properties)))
-
-    def _replied(self, seq: bytes, topic: str, flavour: m.Flavour, request: Request[Reply]) -> None:
-        self._requests.pop(request, None)
-        reply = request.reply
-        if reply is None:
-            log.debug("%s %s: no reply from %r: %s", PROTOCOL, self._peer, topic, request.error)
-            return
-        headers = ((FLAVOUR, flavour.encode()), *(pair for pair in reply.headers if pair[0] != FLAVOUR))
-        kind, body = encode_body(topic, reply.payload, headers, {}, strict=self._surplus == OLD)
-        answer = _encode_message(self._surplus, m.RESPONSE_TO_CLIENT, seq, kind, body)
-        if len(answer) > FRAME_BYTES_MAX:
-            log.info("%s %s: a reply from %r is not sent: %s", PROTOCOL, self._peer, topic, TOO_LARGE)
-            return
-        self._send(answer)
-
-    def _respond(self, frame: Frame) -> None:
-        """Handle a reply; a reply to nothing is dropped without a word."""
-        try:
-            event, properties = read_message(
-                frame.body, str(frame.header.seq or ""), frame.header.properties, self._identity.source
-            )
-        except InvalidMessageError as error:
-            log.info("%s %s: a reply cannot be read: %s", PROTOCOL, self._peer, error)
-            return
-        name = properties.get(CORRELATION)
-        if name is None and len(self._questions) == 1 and not self._held:
-            (name,) = self._questions
-        if name is not None:
-            self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), self._identity)
-
     def _ask(self, subscribed: Subscribed, question: Question) -> BabelbusError | None:
-        """Send a question to the client, unless it reads too slowly."""
-        if self._outbox.full:
-            self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-            return reads_too_slowly(question)
-        name = self._hub.remember(question, self._identity, self._asked)
-        self._questions[name] = None
-        content = question.payload, question.headers, correlation(name)
-        push = self._encode_push(m.PUSH_REQUEST, name, subscribed.item.topic, *content)
-        if len(push) > FRAME_BYTES_MAX:
-            self._hub.forget([name], f"cannot read it: {TOO_LARGE}")
-        else:
-            self._send(push)
-        return None
-
-    def _asked(self, name: str) -> None:
-        """Remove a question whose requester does not wait any more."""
-        self._questions.pop(name, None)
-        self._unanswered.pop(name, None)
+        return self._requests.push(subscribed.item.topic, question, self._identity)
 
     # -- deliveries --------------------------------------------------------------------------------------------------
 
@@ -491,7 +411,7 @@ class Session(contract.Session):
         assert member is not None
         held, name, topic, surplus = self._held, subscribed.push, subscribed.item.topic, self._surplus
         next_number, strict, more = self._hub.next_number, surplus == OLD, dict[str, str]()
-        begin, tails = _begin_header(name) + b'0,"seq":"', _PUSH_TAILS
+        begin, tails = begin_header(name) + b'0,"seq":"', TAILS
         parts: list[bytes] = []
         too_large: list[Delivery] = []
         for one in deliveries:
@@ -514,20 +434,12 @@ class Session(contract.Session):
             if self._outbox.full:
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
                 continue
-            seq, topic = str(self._hub.next_number()), subscribed.item.topic
-            push = self._encode_push(m.PUSH_BROADCAST, seq, topic, event.payload, event.headers, {})
+            seq, topic = b'"%d"' % self._hub.next_number(), subscribed.item.topic
+            push = self._requests.encode(m.PUSH_BROADCAST, seq, topic, event.payload, event.headers)
             if len(push) > FRAME_BYTES_MAX:
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "too_large").inc()
             else:
                 self._send(push)
-
-    def _encode_push(
-        self, name: str, seq: str, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
-    ) -> bytes:
-        """Return the frame of a push; the client acknowledges its `seq`."""
-        surplus = self._surplus
-        flavour, body = encode_body(topic, payload, headers, more, strict=surplus == OLD)
-        return _encode_message(surplus, name, b'"%b"' % seq.encode(), flavour, body)
 
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
@@ -536,12 +448,7 @@ class Session(contract.Session):
         name = str(seq)
         found = self._held.pop(name, None)
         if found is None:
-            if name in self._questions:
-                del self._questions[name]
-                if self._subscribed:  # Java replies before it acknowledges, or never (3.8); others may still reply
-                    self._unanswered[name] = None
-                else:
-                    self._hub.forget([name])
+            self._requests.acknowledged(name, subscribes=bool(self._subscribed))
         elif found.lease is not None:
             done, member = self._done, found.lease.member
             if member in done:
@@ -661,8 +568,8 @@ class Session(contract.Session):
         self._close()
 
     def end_requests(self) -> None:
-        """End the requests that wait for their reply, without an answer (`_request`)."""
-        self._hub.abandon(self._requests)
+        """End the requests that wait for their reply, without an answer."""
+        self._requests.end()
 
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""
@@ -671,15 +578,15 @@ class Session(contract.Session):
             self._end(subscribed, lost=not self._hub.stopping)
         self._subscribed.clear()
         self._held.clear()
-        self.end_requests()
-        self._forget_questions()
+        self._requests.end()
+        self._requests.forget()
 
     # -- from one server to the next ---------------------------------------------------------------------------------
 
     @property
     def is_portable(self) -> bool:
         """Whether another server can continue the session: nobody leaves, or waits for a reply of another client."""
-        return self._agent is not None and self.ends_at == math.inf and not (self._requests or self._questions)
+        return self._agent is not None and self.ends_at == math.inf and self._requests.is_idle
 
     def rest(self) -> None:
         """Send nothing more of groups: the server is about to stop."""
@@ -738,30 +645,3 @@ class Session(contract.Session):
             subscribed = self._subscribed[item.topic] = Subscribed(item, caller, self._outbox.peer)
             if self._listening:
                 self._begin(subscribed)
-
-    def _forget_questions(self) -> None:
-        """Remove all questions, and tell their requesters: the client leaves."""
-        for names in (self._questions, self._unanswered):
-            self._hub.forget(names)
-            names.clear()
-
-
-@cache
-def _begin_header(command: str) -> bytes:
-    name = command.encode()
-    return b'{"cmd":"%b","command":"%b","code":' % (name, name)
-
-
-def _encode_answer(surplus: int, command: str, seq: bytes, error: str, body: bytes = b"") -> bytes:
-    outcome = b'1,"desc":' + _encode(error) if error else b'0,"desc":"success"'
-    return encode_frame(surplus, _begin_header(command) + outcome + b',"seq":' + seq + b"}", body)
-
-
-_PROPERTIES = {
-    flavour: b',"properties":{"protocoltype":"%b"}}' % flavour.encode() for flavour in (m.MESSAGE, m.CLOUD_EVENT)
-}
-_PUSH_TAILS = {flavour: b'"' + properties for flavour, properties in _PROPERTIES.items()}
-
-
-def _encode_message(surplus: int, command: str, seq: bytes, flavour: m.Flavour, body: bytes) -> bytes:
-    return encode_frame(surplus, _begin_header(command) + b'0,"seq":' + seq + _PROPERTIES[flavour], body)
