@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import pytest
 
 from babelbus.testing import START
 from tests.interop.console.conftest import Windows
 from tests.interop.console.world import PASSWORD, World
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.interop
 
@@ -34,6 +39,25 @@ def test_who_logs_in_by_token_is_the_administrator_and_leaves_nothing_behind(win
     window.context.add_cookies([{"name": cookie["name"], "value": cookie["value"], "url": world.url}])
     window.page.reload()
     window.page.get_by_label("Token", exact=True).wait_for()
+
+
+def test_who_logs_out_is_not_thrown_out_by_what_the_page_asks_meanwhile(windows: Windows, world: World) -> None:
+    window = windows(world, token=world.token)
+    window.open("/connections", "worterbuch")
+
+    def answer_late(route: "Route") -> None:
+        """Keep the answer until a request of the page has been refused: the server has ended the log-in."""
+        answer = route.fetch()
+        with window.page.expect_response(lambda response: response.status == HTTPStatus.UNAUTHORIZED):
+            window.look()
+        window.page.get_by_role("button", name="Log out").wait_for()
+        route.fulfill(response=answer)
+
+    window.page.route("**/api/console/logout", answer_late)
+    window.click("Log out")
+    window.page.get_by_label("Token", exact=True).wait_for()
+    assert window.page.get_by_text("The log-in has ended.").count() == 0
+    assert window.context.cookies() == []
 
 
 def test_a_principal_logs_in_with_a_password_and_sees_what_is_granted(windows: Windows, world: World) -> None:

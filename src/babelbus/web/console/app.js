@@ -1,7 +1,7 @@
 // The shell: session, navigation, the page of the address, keys that work everywhere.
 
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact-htm.js"
-import { ApiError, events, get, post, serverIsAway } from "./api.js"
+import { events, get, post, serverIsAway } from "./api.js"
 import { Button, Busy, Icon, Notice, Toasts, messageOf } from "./ui/basics.js"
 import { Dialog } from "./ui/dialogs.js"
 import { Session, forgetRights, usePoll } from "./ui/hooks.js"
@@ -49,6 +49,7 @@ function useSessionState() {
   const [error, setError] = useState(null)
   const [ended, setEnded] = useState(false)
   const timer = useRef(0)
+  const leaving = useRef(false)
   const ask = async () => {
     clearTimeout(timer.current)
     try {
@@ -68,17 +69,29 @@ function useSessionState() {
       if (failure.isAway) timer.current = setTimeout(ask, RETRY_SECONDS * 1000)
     }
   }
+  const logout = async () => {
+    leaving.current = true
+    try {
+      await post("/api/console/logout").catch((failure) => {
+        if (failure.status !== 401) throw failure
+      })
+      await ask()
+    } finally {
+      leaving.current = false
+    }
+  }
   useEffect(() => {
     ask()
     const end = () => setSession((old) => {
-      if (!old) return old
+      // The server ends the log-in before it answers: what a page asks meanwhile is refused, and nobody is thrown out.
+      if (!old || leaving.current) return old
       setEnded(true)
       return null
     })
     events.addEventListener("unauthorized", end)
     return () => events.removeEventListener("unauthorized", end)
   }, [])
-  return [session, error, ask, ended]
+  return [session, error, ask, ended, logout]
 }
 
 function useAway() {
@@ -282,15 +295,7 @@ function LogIn({ onDone, ended }) {
 }
 
 function App() {
-  const [session, error, ask, ended] = useSessionState()
-  const logout = async () => {
-    try {
-      await post("/api/console/logout")
-    } catch (failure) {
-      if (!(failure instanceof ApiError) || failure.status !== 401) throw failure
-    }
-    await ask()
-  }
+  const [session, error, ask, ended, logout] = useSessionState()
   let page
   if (session) page = html`<${Shell} session=${session} onLogout=${logout} />`
   else if (session === null) page = html`<${LogIn} onDone=${ask} ended=${ended} />`
