@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babelbus.config import Config, ConfigError, describe, is_loopback, load, read_topic_changes, render
+from babelbus.config import Config, describe, is_loopback, load, read_topic_changes, render
+from babelbus.config.settings import variable_of
 from babelbus.core.settings import TopicSettings
-from babelbus.settings import variable_of
+from babelbus.errors import ConfigError
 from babelbus.units import UnitError, format_duration, format_size, parse_duration, parse_size
 
 

@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "babelbus"
 
-LEAVES = {"allocator", "errors", "clock", "config", "descriptors", "limited_log", "metrics", "units", "settings"}
+LEAVES = {"allocator", "errors", "clock", "config", "descriptors", "limited_log", "metrics", "units"}
 RECORDS = LEAVES | {"arrays", "records"}
 STORAGE = RECORDS | {"storage"}
 CORE = STORAGE | {"core", "identities"}
@@ -25,8 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "limited_log": {"clock"},
     "metrics": set(),
     "units": {"errors"},
-    "settings": {"errors", "units"},
-    "config": {"errors", "units", "settings"},
+    "config": {"errors", "units"},
     "listening": LEAVES | {"identities"},
     "link": LEAVES | {"identities", "listening"},
     "records": {"arrays", "errors"},
@@ -51,6 +50,7 @@ IMPURE_LIBRARIES = {"asyncio", "socket", "logging", "time", "datetime", "select"
 
 # Packages that others enter only by their face, `__init__`.
 FACES = {
+    "config",
     "storage.disk",
     "storage.sql",
     "storage.jetstream",

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from babelbus.config import ConfigError, JetstreamSettings
+from babelbus.config import JetstreamSettings
 from babelbus.core.access import SERVER
 from babelbus.core.catalog import TopicExistsError
 from babelbus.core.settings import InvalidSettingError
+from babelbus.errors import ConfigError
 from babelbus.web.server import health_reasons
 from tests.server.test_slow_engines import publish_and_fetch
 from tests.support.bus import SAFETY_NET_SECONDS

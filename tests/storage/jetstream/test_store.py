@@ -24,8 +24,8 @@ pytest.importorskip("nats", reason="engine jetstream is not tested: the package 
 import nats as nats_client
 
 from babelbus.clock import Clock, SystemClock
-from babelbus.config import ConfigError, JetstreamSettings
-from babelbus.errors import StorageError
+from babelbus.config import JetstreamSettings
+from babelbus.errors import ConfigError, StorageError
 from babelbus.records.format import CorruptRecordError, encode_batch, mark_producer, rebase
 from babelbus.records.record import Record
 from babelbus.storage.contract import LogSettings

@@ -1,7 +1,7 @@
 """Settings of any shape: read from a TOML file, the environment and flags, checked, described and written as TOML.
 
-`config.py` declares the settings. Every error names the key and the source of its value, because the reader of the
-message has three places to search.
+The modules beside this one declare the settings. Every error names the key and the source of its value, because the
+reader of the message has three places to search.
 """
 
 import difflib
