@@ -9,15 +9,22 @@ from babelbus.storage import notes
 from tests.cli.shell import Served, Shell
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Shell:
-    """A data folder with 100 records, its server stopped."""
-    server = Served(tmp_path)
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """A data folder with 100 records, its server stopped; each test damages a copy."""
+    server = Served(tmp_path_factory.mktemp("filled"))
     server.run("topics", "create", "a", "--segment-bytes", "2KiB")
     for _ in range(5):
         server.run("publish", "a", input="\n".join(f"record {n:20}" for n in range(20)))
     assert server.stop() == 0
     return server
+
+
+@pytest.fixture
+def stopped(filled: Shell, tmp_path: Path) -> Shell:
+    """A copy of that folder."""
+    shutil.copytree(filled.data, tmp_path / filled.data.name)
+    return Shell(tmp_path)
 
 
 def damage(shell: Shell) -> Path:
@@ -61,15 +68,22 @@ def test_a_folder_of_something_else_is_not_called_clean(shell: Shell) -> None:
     assert "there is no data folder" in shell.run("check", code=1)
 
 
-@pytest.fixture
-def in_database(tmp_path: Path) -> Shell:
-    """A data folder with 20 records in a database, its server stopped."""
-    server = Served(tmp_path)
+@pytest.fixture(scope="module")
+def filled_database(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """A data folder with 20 records in a database, its server stopped; each test damages a copy."""
+    server = Served(tmp_path_factory.mktemp("database"))
     server.run("topics", "create", "rows", "--engine", "db")
     server.run("publish", "rows", input="\n".join(f"record {n}" for n in range(20)))
     assert server.rows("check", "--json")[-1]["records"] == 20  # beside the server
     assert server.stop() == 0
     return server
+
+
+@pytest.fixture
+def in_database(filled_database: Shell, tmp_path: Path) -> Shell:
+    """A copy of that folder."""
+    shutil.copytree(filled_database.data, tmp_path / filled_database.data.name)
+    return Shell(tmp_path)
 
 
 def other_database(shell: Shell) -> str:
