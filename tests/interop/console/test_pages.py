@@ -108,6 +108,7 @@ def test_the_keys_do_what_their_list_says(window: Window) -> None:
     page.keyboard.press("?")
     window.dialog.get_by_text("show these keys").wait_for()
     page.keyboard.press("Escape")
+    page.locator("dialog[open]").wait_for(state="detached")
     page.keyboard.press("/")
     assert focused(page) == "INPUT"
     page.keyboard.type("billing")
