@@ -26,6 +26,9 @@ from babelbus.config import (
     WorterbuchSettings,
     ZbusSettings,
 )
+from babelbus.core.access import CLIENT
+from babelbus.core.publish import Publication
+from babelbus.core.record import Event
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.service import StreamService
@@ -160,6 +163,14 @@ class LiveServer:
     def run(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the server's event loop and give what it gave."""
         return asyncio.run_coroutine_threadsafe(what(), self._loop).result(SAFETY_NET_SECONDS)
+
+    def publish(self, events: list[Event]) -> None:
+        """Publish events to whatever covers their subjects; readers see them then."""
+
+        async def stored() -> None:
+            await self.server.broker.publish(Publication(CLIENT, "test", events)).wait()
+
+        self.run(stored)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds in the event loop; it is asked again and again, as fast as the loop turns."""

@@ -9,7 +9,6 @@ from babelbus.core.access import SERVER
 from babelbus.core.groups import dead_letter_topics
 from babelbus.core.groups.dead_letters import DeadLetter, make
 from babelbus.core.record import Record
-from tests.support.bus import publish as publish_events
 from tests.web.test_state import Api
 
 LETTERS = "dead-letters/g"
@@ -28,7 +27,7 @@ def send(api: Api, *payloads: bytes, topic: str = "work", reason: str = "nack", 
         make(LETTERS, Record(payload, **fields), DeadLetter(topic, 0, number, "g", 3, reason, 1_700_000_000_000))
         for number, payload in enumerate(payloads)
     ]
-    api.live.call(lambda: publish_events(api.live.server.broker, events))
+    api.live.publish(events)
 
 
 def letters(api: Api, **query: Any) -> Any:

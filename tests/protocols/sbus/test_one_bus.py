@@ -10,7 +10,6 @@ from babelbus.core.router import Route
 from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Publish
 from tests.support.bus import in_loop
-from tests.support.bus import publish as publish_events
 from tests.support.sbus import configured, heard_before_barrier, join, payloads
 from tests.support.server import LiveServer
 
@@ -109,7 +108,7 @@ def test_what_sbus_cannot_express_is_dropped_and_counted(tmp_path: Path) -> None
     with LiveServer(configured(tmp_path)) as live, join(live, b"") as client:
 
         def publish(subject: str, payload: bytes) -> None:
-            live.call(lambda: publish_events(live.server.broker, [Event(subject, payload)]))
+            live.publish([Event(subject, payload)])
 
         publish("a\0b", b"")
         publish("k", bytes(PACKET_BYTES_MAX - 5))
