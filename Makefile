@@ -80,9 +80,10 @@ interop: $(VENV)/.ready-dev $(VENV)/.ready-browser $(VENV)/.ready-flights
 	@BABELBUS_INTEROP_FOLDER='$(CURDIR)/$(VENV)/interop' $(BIN)/python tests/run.py \
 		$(if $(ARGS),-m interop $(ARGS) tests/interop,interop)
 
-# A test ends after half an hour, all of them end after five hours.
+# A test ends after half an hour, all of them end after five hours. Hypothesis draws the same in each `make test`, and new
+# examples here.
 torture: $(VENV)/.ready-dev $(VENV)/.ready-flights $(VENV)/.ready-java
-	@$(BIN)/python -m pytest -m slow --timeout=1800 --session-timeout=18000 $(ARGS)
+	@$(BIN)/python -m pytest -m 'slow or hypothesis' --hypothesis-profile=torture --timeout=1800 --session-timeout=18000 $(ARGS)
 
 # The table of all rounds (verdict.txt, verdict.json), verdicts, histories and the logs of rounds that broke something are in build/torture-cluster.
 torture-cluster: $(VENV)/.ready-dev

@@ -17,8 +17,12 @@ EXIT_SECONDS = 120
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test depends on the speed of the machine: the first draw of a strategy may take seconds where others run beside it.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# A run gives the same verdict as the run before it: examples are the same each time. `make torture` draws others.
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile(
+    "torture", settings.get_profile("steady"), derandomize=False, max_examples=1_000, print_blob=True
+)
+settings.load_profile("steady")
 
 
 def pytest_unconfigure() -> None:

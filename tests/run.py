@@ -47,6 +47,9 @@ MARK = "BABELBUS_TEST_RUN"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for some seconds: compiling well and collecting beside the work take a quarter of the CPU."""
 
+HASH_SEED = "0"
+"""Sets have the same order in each run, so that a run gives the verdict of the run before it."""
+
 
 class Part:
     """One run of pytest, in a process group of its own; its lines are printed as they come, with its name before."""
@@ -63,6 +66,7 @@ class Part:
             env={
                 **os.environ,
                 "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", SHORT_LIVED),
+                "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", HASH_SEED),
                 MARK: self._mark.partition("=")[2],
             },
             stdout=subprocess.PIPE,

@@ -81,7 +81,9 @@ def is_fine(live: LiveServer) -> bool:
 
 
 @given(st.lists(st.one_of(st.binary(max_size=300), st.text(max_size=100).map(str.encode)), max_size=5))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_any_bytes_cost_their_own_connection_at_the_most(live: LiveServer, pieces: list[bytes]) -> None:
     with Lines(live) as client, Lines(live) as other:
         client.socket.sendall(b"\n".join(pieces))
@@ -91,7 +93,9 @@ def test_any_bytes_cost_their_own_connection_at_the_most(live: LiveServer, piece
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_any_bytes_after_an_upgrade_cost_their_own_connection_at_the_most(live: LiveServer, garbage: bytes) -> None:
     with WebSocket(live) as client:
         client.socket.sendall(garbage)

@@ -157,7 +157,9 @@ def test_sql_can_ask_what_is_stored_while_the_store_is_used(place: Place) -> Non
     assert found == [("news", 1, 0, 2, NOW, NOW + 1)]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(st.lists(st.lists(records(), min_size=1, max_size=30), min_size=1, max_size=4))
 def test_what_is_read_is_byte_for_byte_what_the_disk_engine_would_store(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[Record]]
