@@ -1,5 +1,6 @@
 """`babelbus pipeline` as a person meets it; what pipelines do is tested in tests/spark."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from babelbus.cli import main
+from babelbus.cli.pipeline_report import Reporter
+from babelbus.spark.pipelines.metrics import PipelineMetrics
+from babelbus.spark.pipelines.progress import Batch, Watcher
 from babelbus.spark.pipelines.run import lock
 from tests.cli.shell import Served, Shell
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -148,6 +153,38 @@ def test_a_pipeline_runs_until_ctrl_c_with_a_line_for_each_batch_and_metrics(ser
     assert any("stopping after the batch under way" in line for line in words)
     assert not any("Traceback" in line for line in words)
     assert any(name.endswith(".parquet") for name in os.listdir(served.folder / "out"))
+
+
+def test_a_batch_is_in_the_metrics_before_its_line_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed: list[str] = []
+
+    class Runner:
+        def __init__(
+            self, spark: object, loaded: object, find_bus: object, policy: object, watchers: list[Watcher], stop: object
+        ) -> None:
+            self.watchers = watchers
+
+        def run(self) -> None:
+            for watcher in self.watchers:
+                watcher.batch(Batch("one", "files", 0, 2, 2, 0, 0, 0, 0, 0, 0.1, None))
+
+    def count(*_: object) -> None:
+        printed.append(capsys.readouterr().out)
+
+    for watcher in (PipelineMetrics, Reporter):
+        monkeypatch.setattr(watcher, "batch", count)
+    monkeypatch.setattr(PipelineMetrics, "serve", lambda *_: 8601)
+    monkeypatch.setattr("babelbus.spark.pipelines.run.Runner", Runner)
+    monkeypatch.setattr("babelbus.spark.pipelines.session.session", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.yaml").write_text(ONE)
+    with pytest.raises(SystemExit) as ended:
+        main(["pipeline", "run", "one.yaml", "--json", "--metrics-port", "0", "--data-folder", str(tmp_path / "data")])
+    assert ended.value.code == 0
+    assert printed == ["", ""]
+    assert '"batch":0' in capsys.readouterr().out.replace(" ", "")
 
 
 COPY = """

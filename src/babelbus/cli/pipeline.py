@@ -136,14 +136,15 @@ def run(
     bus = find_bus()
     if bus.url and not (target.remote or target.running()):
         note(f"no server runs on {target.folder}: what is read from or written to the bus waits for {bus.url}")
-    watchers: list[Watcher] = [_Printer(as_json)]
+    watchers: list[Watcher] = []
     if metrics_port is not None:
         metrics = PipelineMetrics(name)
         note(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
         watchers.append(metrics)
     policy = Policy(folder, "once" if once else trigger, restarts, remote=bool(place.remote))
     reporter = Reporter(_admin(target), name, graph(loaded))
-    watchers.append(reporter)
+    # Printed last: who has read the line of a batch finds the batch in the metrics.
+    watchers += [reporter, _Printer(as_json)]
     # Locked before Spark starts: that takes seconds.
     with contextlib.nullcontext() if place.remote else lock(folder), _Stop() as stop, reporter:
         note(f"pipeline {name}: starting Spark on {place.remote or place.master}, checkpoint {folder}")
