@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from babelbus.config import ZbusSettings
+from babelbus.testing.ports import free_ports
 from tests.support.child import Child
 from tests.support.server import LiveServer, configure
 from tests.support.zbus import SocketClient
@@ -60,7 +61,8 @@ def test_a_zbuspy_program_publishes_takes_subscribes_and_calls_services(python: 
 
 @pytest.mark.interop
 def test_a_zbuspy_worker_goes_on_with_its_disk_channel_after_a_kill_of_the_server(python: Path, tmp_path: Path) -> None:
-    with Child(configure(tmp_path)) as child:
+    config = configure(tmp_path, zbus=ZbusSettings(port=free_ports(1)[0]))
+    with Child(config) as child:
         address = child.addresses["zbus"]
         with (
             subprocess.Popen(
@@ -73,8 +75,7 @@ def test_a_zbuspy_worker_goes_on_with_its_disk_channel_after_a_kill_of_the_serve
                 client.do("pub", "before", mq="work")
             lines.wait_for("got before")
             child.kill()
-            port = int(address.rpartition(":")[2])
-            with Child(configure(tmp_path, zbus=ZbusSettings(port=port))), SocketClient(address) as client:
+            with Child(config), SocketClient(address) as client:
                 client.do("pub", "after", mq="work")
                 lines.wait_for("open")
                 lines.wait_for("got after")

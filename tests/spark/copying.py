@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from babelbus.client import BlockingClient
-from babelbus.config import JebpSettings
 from babelbus.records.record import Record
 from tests.spark.sink_driver import Driver, Work
 from tests.support.child import Child
-from tests.support.server import configure
+from tests.support.server import configure_to_return
 
 SECONDS_MAX = 300.0
 SOURCE, TARGET = "source", "target"
@@ -24,8 +23,9 @@ class Copy:
         self.folder = folder / "data"
         self._checkpoint = str(folder / "checkpoint")
         self.expected = [record.payload for record in records]
-        self.server = Child(configure(self.folder))
-        self.port = int(self.server.address.rpartition(":")[2])
+        self._config = configure_to_return(self.folder)
+        self.port = self._config.jebp.port
+        self.server = Child(self._config)
         self.client = BlockingClient(self.server.address, identity=self.server.admin, request_timeout_seconds=60)
         self.client.__enter__()
         for topic in (SOURCE, TARGET):
@@ -49,7 +49,7 @@ class Copy:
 
     def restart_server(self) -> None:
         self.server.__exit__()
-        self.server = Child(configure(self.folder, jebp=JebpSettings(port=self.port)))
+        self.server = Child(self._config)
 
     def copied(self) -> int:
         return self.client.end_offset(TARGET)

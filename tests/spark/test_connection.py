@@ -18,7 +18,6 @@ from babelbus.client import (
     NotAuthorisedError,
     UntrustedServerError,
 )
-from babelbus.config import JebpSettings
 from babelbus.core.access import SERVER
 from babelbus.records.columns import iterate
 from babelbus.records.record import Record
@@ -31,7 +30,7 @@ from tests.spark.relay import Relay
 from tests.spark.support import NOW, numbered
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.clock import ManualClock
-from tests.support.server import LiveServer, configure
+from tests.support.server import LiveServer, configure, configure_to_return
 
 LOGGER = "babelbus.spark.connection"
 LONG_SECONDS = 3600.0
@@ -57,11 +56,6 @@ def waiting() -> Iterator[Waiting]:
     logging.getLogger(LOGGER).addHandler(handler)
     yield handler
     logging.getLogger(LOGGER).removeHandler(handler)
-
-
-def at_port_of(folder: Path, address: str) -> LiveServer:
-    """A server that comes back where it was."""
-    return LiveServer(configure(folder, jebp=JebpSettings(port=int(address.rpartition(":")[2]))))
 
 
 def place_of(live: LiveServer, seconds: float = 60, **more: str) -> Place:
@@ -91,7 +85,8 @@ def was_away(waiting: Waiting, address: str, times: int = 1) -> bool:
 
 
 def test_a_query_that_begins_while_the_server_is_away_waits_for_it(tmp_path: Path, waiting: Waiting) -> None:
-    with LiveServer(configure(tmp_path / "data")) as live:
+    config = configure_to_return(tmp_path / "data")
+    with LiveServer(config) as live:
         make(live)
         publish(live, numbered(10))
         address, key = live.address, str(live.conf / "admin_key")
@@ -101,7 +96,7 @@ def test_a_query_that_begins_while_the_server_is_away_waits_for_it(tmp_path: Pat
         asked = pool.submit(lambda: reader.latestOffset(reader.initialOffset(), ReadAllAvailable()))
         assert waiting.begun.wait(SAFETY_NET_SECONDS)
         assert not asked.done()
-        with at_port_of(tmp_path / "data", address):
+        with LiveServer(config):
             end = asked.result(SAFETY_NET_SECONDS)
     assert end["news"] == {"0": 10}
     assert was_away(waiting, address)
@@ -109,7 +104,8 @@ def test_a_query_that_begins_while_the_server_is_away_waits_for_it(tmp_path: Pat
 
 def test_a_read_goes_on_when_the_server_was_away_between_two_fetches(tmp_path: Path, waiting: Waiting) -> None:
     records = [Record(b"%06d" % n * 1000, timestamp=NOW) for n in range(5000)]  # 30 MB, four fetches
-    with LiveServer(configure(tmp_path / "data")) as live:
+    config = configure_to_return(tmp_path / "data")
+    with LiveServer(config) as live:
         make(live)
         publish(live, records)
         address = live.address
@@ -121,7 +117,7 @@ def test_a_read_goes_on_when_the_server_was_away_between_two_fetches(tmp_path: P
     with ThreadPoolExecutor(1) as pool:
         rest = pool.submit(lambda: [record.payload for columns in chunks for record in iterate(columns)])
         assert waiting.begun.wait(SAFETY_NET_SECONDS)
-        with at_port_of(tmp_path / "data", address):
+        with LiveServer(config):
             found += rest.result(SAFETY_NET_SECONDS)
             reach.close()
     assert found == [record.payload for record in records]
@@ -172,12 +168,12 @@ def test_an_error_that_waiting_does_not_mend_is_raised_at_once(tmp_path: Path, w
 def test_another_server_at_the_same_address_is_not_believed_by_the_query_that_knows_the_first(
     tmp_path: Path,
 ) -> None:
-    with LiveServer(configure(tmp_path / "one")) as live:
+    config = configure_to_return(tmp_path / "one")
+    with LiveServer(config) as live:
         make(live)
         reach = ServerReach(place_of(live, LONG_SECONDS))
         assert reach.topics() == ["$state", "news"]
-        address = live.address
-    with at_port_of(tmp_path / "two", address), pytest.raises(UntrustedServerError):
+    with LiveServer(configure(tmp_path / "two", jebp=config.jebp)), pytest.raises(UntrustedServerError):
         reach.topics()
     reach.close()
 

@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from babelbus.client import BlockingClient, ConnectionLostError
-from babelbus.config import JebpSettings
 from babelbus.core.access import SERVER
 from babelbus.records.columns import iterate
 from babelbus.records.record import Record
@@ -21,7 +20,8 @@ from babelbus.spark.stream import StreamReader
 from babelbus.storage.disk.log import Log
 from babelbus.storage.errors import OffsetOutOfRangeError
 from tests.spark.support import NOW, numbered, on_disk
-from tests.support.server import LiveServer, configure
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.server import LiveServer, configure, configure_to_return
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def reach(live: LiveServer) -> Iterator[ServerReach]:
 
 
 def reach_of(live: LiveServer) -> ServerReach:
-    return ServerReach(Place(address=live.address, identity=str(live.conf / "admin_key"), timeout_seconds=20))
+    return ServerReach(
+        Place(address=live.address, identity=str(live.conf / "admin_key"), timeout_seconds=SAFETY_NET_SECONDS)
+    )
 
 
 def make(live: LiveServer, topic: str = "news", partitions: int = 1, **settings: object) -> None:
@@ -270,14 +272,14 @@ def test_a_stream_tells_the_server_how_far_it_is(live: LiveServer) -> None:
 
 
 def test_reading_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
-    with LiveServer(configure(tmp_path / "data")) as live:
+    config = configure_to_return(tmp_path / "data")
+    with LiveServer(config) as live:
         make(live)
         publish(live, numbered(10))
         address, key = live.address, str(live.conf / "admin_key")
-        reach = ServerReach(Place(address=address, identity=key, timeout_seconds=30))
+        reach = ServerReach(Place(address=address, identity=key, timeout_seconds=SAFETY_NET_SECONDS))
         assert edges(reach) == (0, 10)
-    port = int(address.rpartition(":")[2])
-    with LiveServer(configure(tmp_path / "data", jebp=JebpSettings(port=port))) as live:
+    with LiveServer(config) as live:
         publish(live, numbered(1, first=10))
         assert edges(reach) == (0, 11)
         assert payloads(reach, 0, 11) == [b"%d" % n for n in range(11)]

