@@ -1,5 +1,6 @@
 """The three lists that an operator edits by hand: read, changed, written back, and what a mistake in one says."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from babelbus.errors import ConfigError, InvalidTopicNameError
 from babelbus.server.access import AccessLists, ClientEntry
 from babelbus.storage.files import LocalFiles
 from babelbus.storage.memory import MemoryFiles
+from tests.storage.faults import FaultyFiles
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
@@ -193,3 +195,18 @@ def test_the_list_of_topics_keeps_comments_order_and_what_is_just_being_added() 
     folder.lists.write_topics([("a", 5), ("by-hand", 4)])
     folder.lists.write_topics([("a", 5)])
     assert folder.read("topics") == "# ours\n\n# theirs\na 5\n"
+
+
+@pytest.mark.parametrize("fault", [("pwrite", "topics.new"), ("flush_folder", "conf")])
+def test_a_list_of_topics_that_could_not_be_written_keeps_no_topic_that_was_removed(fault: tuple[str, str]) -> None:
+    files = FaultyFiles()
+    lists = AccessLists(files, "conf")
+    lists.write_topics([("kept", 1), ("gone", 2)])
+    operation, suffix = fault
+    for topics in ([("kept", 1), ("new", 1)], [("kept", 1)]):
+        files.fail(operation, errno.ENOSPC, suffix=suffix)
+        with pytest.raises(OSError, match="No space left"):
+            lists.write_topics(topics)
+    files.replace_file("conf/topics", files.read_file("conf/topics") + b"by-hand 4\n")
+    lists.write_topics([("kept", 1)])
+    assert lists.read_topics() == {"kept": 1, "by-hand": 4}

@@ -144,7 +144,7 @@ class AccessLists:
     def write_topics(self, topics: Iterable[tuple[str, int]]) -> None:
         """Update the list of topics; comments, order, and topics that an operator is just adding by hand stay."""
         left = dict(topics)
-        before, self._written = self._written, set(left)
+        names, before = set(left), self._written
         ends = {count: f" {count}" for count in set(left.values())}
         lines = []
         for old in self._read(TOPICS_NAME).splitlines():
@@ -160,10 +160,16 @@ class AccessLists:
             if count is not None:  # most lines stay as they are: to encode ten thousand names takes 10 ms
                 lines.append(old if old.endswith(ends[count]) else _encode_name(name) + ends[count])
             # At the first write what is not there was removed, later only what was there before.
-            elif before is not None and name not in before and name not in self._written:
+            elif before is not None and name not in before and name not in names:
                 lines.append(old)
         lines += [f"{_encode_name(name)} {count}" for name, count in sorted(left.items())]
-        self._write(TOPICS_NAME, lines)
+        try:
+            self._write(TOPICS_NAME, lines)
+        except OSError:
+            if before is not None:  # the file has the lines of the last write, or of this one
+                self._written = before | names
+            raise
+        self._written = names
 
     # -- files -------------------------------------------------------------------------------------------------------
 
