@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -496,6 +496,54 @@ async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None
     assert payloads(topic.partitions[0]) == [b"0", b"1"]
     bus.broker.remove_topic("news", principal=SERVER).result()
     assert bus.broker.topics() == []
+    await bus.broker.close()
+
+
+def fail_behind_the_rename(files: FaultyFiles, fail: Callable[[], None]) -> None:
+    """Call `fail` when the folder of a topic is about to be renamed: what comes before a removal flushes, too."""
+
+    def arm(operation: str, path: str) -> None:
+        if operation == "rename" and path.endswith("topics/news"):
+            files.before_call = lambda operation, path: None
+            fail()
+
+    files.before_call = arm
+
+
+@in_loop
+@pytest.mark.parametrize("skip", [0, 1])
+async def test_a_removal_that_the_disk_does_not_make_durable_leaves_the_topic_and_its_records(skip: int) -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    await done(publish(bus.topic("news"), events(b"0", b"1")))
+    fail_behind_the_rename(files, lambda: files.fail("flush_folder", skip=skip))
+    with pytest.raises(StorageError, match="could not be removed"):
+        bus.broker.remove_topic("news", principal=SERVER).result()
+    await done(publish(bus.broker.topic("news"), events(b"2")))
+    assert payloads(bus.broker.topic("news").partitions[0]) == [b"0", b"1", b"2"]
+    files.power_loss(1)
+    bus = Bus(files)
+    assert payloads(bus.broker.topic("news").partitions[0]) == [b"0", b"1", b"2"]
+    assert not any(bus.finished_removals.values())
+    await bus.broker.close()
+
+
+@in_loop
+async def test_a_topic_that_the_disk_neither_removes_nor_gives_back_is_closed_and_not_begun_anew() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    await done(publish(bus.topic("news"), events(b"0")))
+
+    def fail() -> None:
+        files.fail("flush_folder")
+        files.fail("rename", skip=1)
+
+    fail_behind_the_rename(files, fail)
+    with pytest.raises(StorageError, match="could not be removed"):
+        bus.broker.remove_topic("news", principal=SERVER).result()
+    with pytest.raises(ClosedTopicError):
+        bus.broker.topic("news")
+    assert not any("topics/news" in path for path in files.paths())
     await bus.broker.close()
 
 

@@ -16,6 +16,7 @@ import msgspec
 from babelbus import arrays
 from babelbus.clock import Clock
 from babelbus.core.access import NOBODY, Action, Identity, check_topic, name_of_owner, owner_of
+from babelbus.core.backend import Backend
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
@@ -300,16 +301,28 @@ class Catalog(StoredTopics):
         topic = self.topic(name)
         _check_not_reserved(name)
         del self._topics[name]
-        backend, settings = self._backend(topic.settings.engine), topic.settings
+        backend = self._backend(topic.settings.engine)
         await topic.close(partial(self._run, backend.changes), TopicClosedError(f"topic {name!r} was removed"))
         try:
             hidden = await self._run(backend.changes, lambda: self._hide(name, backend.store))
         except OSError as error:
-            numbers = range(len(topic.partitions))
-            logs = await self._run(backend.changes, lambda: self._open_logs(backend, name, settings, numbers))
-            self._add_topic(name, _kept(topic, len(numbers), settings), logs)
+            await self._reopen(topic, backend)
             raise disk_error(error, f"topic {name!r} could not be removed") from error
         self._note_removal(name, topic.owner, principal, hidden)
+
+    async def _reopen(self, topic: Topic, backend: Backend) -> None:
+        """Open a topic again that could not be removed; if that fails it is closed, and the next start tries again."""
+        name, count = topic.name, len(topic.partitions)
+        whole = count if backend.store is self._catalog else 0  # an empty log in the place of a lost one would hide it
+        try:
+            logs = await self._run(
+                backend.changes, lambda: self._open_logs(backend, name, topic.settings, range(count), whole)
+            )
+        except StorageError as error:
+            self._topics.damaged[name] = error
+            log.error("topic %r could not be removed, and is closed until the next start: %s", name, error)
+            return
+        self._add_topic(name, _kept(topic, count, topic.settings), logs)
 
     async def _give_up(self, name: str, principal: Identity) -> None:
         """Remove a closed topic that has lost a partition."""

@@ -135,10 +135,16 @@ class FolderStore:
         """Remove a topic from `topics` at once and durably; see `contract.Store`."""
         token = f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
         grave = f"{self._folder}/{token}"
+        path, hidden = self._path(topic), f"{grave}/{folder_name(topic)}"
         self._files.make_folder(grave)
-        self._files.rename(self._path(topic), f"{grave}/{folder_name(topic)}")
-        self._files.flush_folder(grave)
-        self._files.flush_folder(self._folder)
+        self._files.rename(path, hidden)
+        try:
+            self._files.flush_folder(grave)
+            self._files.flush_folder(self._folder)
+        except OSError:  # a loss of power could undo the removal: the topic stays
+            self._files.rename(hidden, path)
+            self._files.flush_folder(self._folder)
+            raise
         return token
 
     def erase(self, token: str) -> None:
