@@ -19,9 +19,9 @@ from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.core.topic import ClosedTopicError, event_of
 from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.records.columns import decode_chunk, iterate
-from babelbus.storage.contract import PARTITIONS_MAX, Fit, LogSettings
+from babelbus.storage.contract import PARTITIONS_MAX, Fit, LogSettings, Store
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
-from babelbus.storage.errors import DiskError, TooManyFilesError
+from babelbus.storage.errors import DiskError, DiskFullError, TooManyFilesError
 from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import (
@@ -412,6 +412,9 @@ async def test_a_removal_that_a_crash_cut_short_is_finished_at_the_next_start() 
     again = Bus(files)
     assert again.finished_removals == {token: "news"}
     assert again.broker.topic_names() == ["kept"]
+    # A crash before the list of topics is written finds the removal again.
+    assert FolderStore(files, "data", bus.clock).removed() == {token: "news"}
+    again.broker.erase_removed()
     assert not any("news" in path for path in files.paths())
     topic = again.topic("news")
     assert payloads(topic.partitions[0]) == []
@@ -461,6 +464,7 @@ async def test_what_another_engine_holds_of_a_removed_topic_goes_when_the_engine
     elsewhere.away = False
     bus = Bus(files, others={"db": elsewhere})
     assert elsewhere.partition_count("news") == 0
+    bus.broker.erase_removed()
     assert not any("news" in path for path in files.paths())
     assert payloads(bus.topic("news", engine="db").partitions[0]) == []
     await bus.broker.close()
@@ -497,6 +501,27 @@ async def test_a_removal_that_the_disk_refuses_leaves_the_topic_in_use() -> None
     bus.broker.remove_topic("news", principal=SERVER).result()
     assert bus.broker.topics() == []
     await bus.broker.close()
+
+
+@in_loop
+@pytest.mark.parametrize("engine", ["disk", "db"])
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_removal_that_cannot_be_noted_gives_the_space_back_and_is_known_to_the_next_start(
+    engine: str, failures: int
+) -> None:
+    files = FaultyFiles()
+    others: dict[str, Store] = {"db": FolderStore(files, "db", ManualClock(NOW))}
+    bus = Bus(files, others=others)
+    await done(publish(bus.topic("news", 2, engine=engine), events(b"x", b"y")))
+    answers = [Promise.refused(DiskFullError("the disk is full"))] * failures
+    bus.broker.on_topics_changed = lambda name: answers.pop() if answers else DONE
+    bus.broker.remove_topic("news", principal=SERVER).result()
+    await bus.broker.close()
+    assert not any(".log" in path for path in files.paths())
+    again = Bus(files, others=others)
+    assert list(again.finished_removals.values()) == ["news"] * (failures == 2)
+    assert again.broker.topic_names() == []
+    await again.broker.close()
 
 
 def fail_behind_the_rename(files: FaultyFiles, fail: Callable[[], None]) -> None:

@@ -1,5 +1,6 @@
 """A whole server on real sockets: hostile and unlucky peers, its files, its start and its stop."""
 
+import errno
 import os
 import random
 import resource
@@ -16,7 +17,7 @@ import pytest
 from babelbus.clock import SystemClock
 from babelbus.config import AdminSettings, JebpSettings, ServerSettings, TopicDefaults
 from babelbus.core.access import SERVER
-from babelbus.errors import ConfigError
+from babelbus.errors import ConfigError, StorageError
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.frames import encode_frame
 from babelbus.protocols.jebp.handshake import ClientHandshake
@@ -320,6 +321,40 @@ def test_a_topic_whose_removal_a_crash_cut_short_stays_removed(tmp_path: Path) -
     with LiveServer(configure(tmp_path)) as live:
         assert live.call(lambda: list(live.server.topic_list.topics())) == ["kept"]
         assert (live.conf / "topics").read_text() == "kept 1\n"
+
+
+class FullFor(LocalFiles):
+    """The files of this machine, on a disk that has no room for one of them while it is `full`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.full = False
+
+    def replace_file(self, path: str, content: bytes, *, mode: int = 0o600) -> None:
+        if self.full and path.endswith(self.name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        super().replace_file(path, content, mode=mode)
+
+
+def test_a_removed_topic_stays_removed_when_the_list_of_topics_cannot_be_written(tmp_path: Path) -> None:
+    files = FullFor("conf/topics")
+    with LiveServer(configure(tmp_path), files=files) as live, live.caller() as caller:
+        caller.ask(create_topic("gone"), create_topic("kept"))
+        live.until(lambda: live.server.topic_list.last.done)
+        files.full = True
+        assert said(caller.ask(remove_topic("gone"))[0]) == "a230"
+        live.until(lambda: live.server.topic_list.last.error is not None)
+        live.run(partial(live.server.reload, SERVER))
+        assert live.call(lambda: list(live.server.topic_list.topics())) == ["kept"]
+        assert "gone" in (live.conf / "topics").read_text()
+    with pytest.raises(StorageError), LiveServer(configure(tmp_path), files=files):  # as if it was killed there
+        pass
+    files.full = False
+    for _ in range(2):
+        with LiveServer(configure(tmp_path), files=files) as live:
+            assert live.call(lambda: list(live.server.topic_list.topics())) == ["kept"]
+            assert (live.conf / "topics").read_text() == "kept 1\n"
+    assert [name for name in os.listdir(tmp_path / "topics") if not name.startswith("%24")] == ["kept"]
 
 
 def test_topics_are_made_with_the_partitions_of_the_configuration(tmp_path: Path) -> None:

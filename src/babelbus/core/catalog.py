@@ -52,7 +52,7 @@ class Catalog(StoredTopics):
     """The topics, and what becomes of them. All calls come from the event loop that it was made in.
 
     `on_topics_changed` is called with its name after a topic came, went or grew; the promise that it returns is done
-    when the change is noted where the next start looks for it: the space of a removed topic is not given back earlier.
+    when the change is noted where the next start looks for it: until then the store knows that a topic was removed.
     """
 
     def __init__(
@@ -347,8 +347,8 @@ class Catalog(StoredTopics):
 
         noted.when_done(forget)
         self.on_topic_edited(name, "removed", principal)
-        for store, token in hidden:
-            task = self._loop.create_task(self._erase(store, token, noted))
+        if hidden:
+            task = self._loop.create_task(self._erase(name, hidden, noted))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
@@ -366,10 +366,19 @@ class Catalog(StoredTopics):
         self._writers.append(writer)
         return writer
 
-    async def _erase(self, store: Store, token: str, noted: Promise) -> None:
-        await finished([noted])  # an error is logged, and costs no room
+    async def _erase(self, name: str, hidden: list[tuple[Store, str]], noted: Promise) -> None:
+        """Delete what `_hide` left; what tells the next start of the removal stays until the removal is noted."""
+        run = partial(self._loop.run_in_executor, None)
+        (_, grave), *others = hidden
+        unnoted = await finished([noted])
         try:
-            await self._loop.run_in_executor(None, store.erase, token)
+            for store, token in others:
+                await run(store.erase, token)
+            if unnoted is not None:  # on a full disk, there may be room for the list now
+                await run(self._catalog.erase_records, grave)
+                unnoted = await finished([self.on_topics_changed(name)])
+            if unnoted is None:
+                await run(self._catalog.erase, grave)
         except (OSError, StorageError) as error:
             log.warning("a removed topic could not be erased, the next start tries again: %s", error)
 

@@ -84,6 +84,8 @@ class StoredTopics(TopicRights):
         self._is_heard = is_heard
         self._cut_short: set[str] = set()
         """The removed topics whose engine could not be asked: the engine may hold something of them still."""
+        self._graves: list[str] = []
+        """The tokens of removals that `open` finished."""
         self.tails = tails
         self.quotas = quotas
         self.backends: dict[str, Backend] = {}
@@ -99,7 +101,8 @@ class StoredTopics(TopicRights):
         `listed` are the numbers of partitions in the list of topics, which is written when a topic is whole. Such a
         partition that is missing was lost; another one that is missing was never made, because of a crash.
 
-        Returns the topics whose removal was finished: token -> name.
+        Returns the topics whose removal was finished: token -> name. The list of topics may have them still: call
+        `erase_removed` when it has not, as nothing else tells the next start that they were removed.
 
         Raises:
             StorageError: an engine beside the data folder cannot open a log, or no further file can be opened.
@@ -172,10 +175,19 @@ class StoredTopics(TopicRights):
                 store = self._stores[engine]
                 if store.partition_count(name):
                     store.erase(store.hide(name))
-            self._catalog.erase(token)
+            self._graves.append(token)
         except (OSError, BabelbusError) as error:
             self._cut_short.add(name)
             log.warning("topic %r is removed, the next start tries again to erase its records: %s", name, error)
+
+    def erase_removed(self) -> None:
+        """Delete what is left of the topics whose removal `open` finished. Blocks."""
+        graves, self._graves = self._graves, []
+        for token in graves:
+            try:
+                self._catalog.erase(token)
+            except OSError as error:
+                log.warning("a removed topic could not be erased, the next start tries again: %s", error)
 
     def _count_stored(self, name: str, engine: str, others: Iterable[str]) -> int:
         """Return how many partitions of a topic an engine has.

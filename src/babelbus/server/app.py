@@ -275,6 +275,7 @@ class Server:
         await self.topic_list.reconcile(listed, removed)
         self.broker.on_topics_changed = self._note_topic
         await self.topic_list.write().wait()
+        self.broker.erase_removed()
         self._watch_broker()
 
     async def _open_gate(self, engine: Literal["disk", "jetstream"]) -> None:
@@ -481,7 +482,7 @@ class Server:
             self._note_changes(clients, by)
         self.proofs.guessing.clear()
         self._import_clients()
-        await self.topic_list.reconcile(listed, before)
+        await self.topic_list.reconcile(listed, before | self.topic_list.removed)
         log.info("lists of clients and topics read again: %d clients", len(self._lists.clients))
         try:
             await run(None, self.certificates.reload)

@@ -21,6 +21,8 @@ class TopicList:
         self._broker = broker
         self._listed: dict[str, int] = {}
         """The list, with numbers of partitions: topics of the broker, and those of the list that are damaged."""
+        self.removed: set[str] = set()
+        """The topics that went and that the file may have still."""
         self._writer = broker.writer(self._prepare)
 
     @property
@@ -60,27 +62,25 @@ class TopicList:
     def write(self) -> Promise:
         """Write the list with all topics of the broker; return what is done when it is written."""
         self._listed |= {name: len(topic.partitions) for name, topic in self.topics().items()}
-        return self._write()
+        return self._writer.write()
 
     def note(self, name: str) -> Promise:
         """Record a topic that came, went or grew; return what is done when the list is written."""
         topic = self._broker.find_topic(name)
         if topic is None:
             self._listed.pop(name, None)
+            self.removed.add(name)
         elif not topic.reserved:
             self._listed[name] = len(topic.partitions)
-        return self._write()
+        return self._writer.write()
 
     def _prepare(self) -> Callable[[], None]:
         """Return the write of the list as it is now."""
+        self._writer.last.when_done(self._written)
         return partial(self._lists.write_topics, self._listed.copy().items())
 
-    def _write(self) -> Promise:
-        written = self._writer.write()
-        written.when_done(_note_unwritten)
-        return written
-
-
-def _note_unwritten(written: Promise) -> None:
-    if written.error is not None:
-        log.error("the list of topics could not be written; the topics themselves are safe: %s", written.error)
+    def _written(self, written: Promise) -> None:
+        if written.error is not None:
+            log.error("the list of topics could not be written; the topics themselves are safe: %s", written.error)
+        elif written is self._writer.last:
+            self.removed.clear()

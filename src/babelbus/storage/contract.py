@@ -245,5 +245,8 @@ class Catalog(Store, Protocol):
     def load_removed(self, token: str) -> bytes | None:
         """Return the settings of a topic that `hide` took away, or `None`."""
 
+    def erase_records(self, token: str) -> None:
+        """Delete the records of what `hide` took away; `removed` and `load_removed` still know it. May take long."""
+
     def save_settings(self, topic: str, content: bytes) -> None:
         """Keep the settings of a topic, durably, as the core writes them; makes the topic."""

@@ -147,6 +147,14 @@ class FolderStore:
             raise
         return token
 
+    def erase_records(self, token: str) -> None:
+        """Delete the records of what `hide` took away; see `contract.Catalog`."""
+        grave = f"{self._folder}/{token}"
+        for folder in self._files.list_folder(grave):
+            for name in self._files.list_folder(f"{grave}/{folder}"):
+                if parse_number(name) is not None:
+                    self._files.remove_tree(f"{grave}/{folder}/{name}")
+
     def erase(self, token: str) -> None:
         """Delete what `hide` took away. May take long."""
         self._files.remove_tree(f"{self._folder}/{token}")
