@@ -332,7 +332,7 @@ class FullFor(LocalFiles):
 
     def replace_file(self, path: str, content: bytes, *, mode: int = 0o600) -> None:
         if self.full and path.endswith(self.name):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
         super().replace_file(path, content, mode=mode)
 
 
@@ -355,6 +355,24 @@ def test_a_removed_topic_stays_removed_when_the_list_of_topics_cannot_be_written
             assert live.call(lambda: list(live.server.topic_list.topics())) == ["kept"]
             assert (live.conf / "topics").read_text() == "kept 1\n"
     assert [name for name in os.listdir(tmp_path / "topics") if not name.startswith("%24")] == ["kept"]
+
+
+def test_health_names_a_list_of_topics_that_is_not_saved_until_a_cleaning_has_saved_it(tmp_path: Path) -> None:
+    files = FullFor("conf/topics")
+    with LiveServer(configure(tmp_path), files=files) as live, live.caller() as caller:
+        caller.ask(create_topic("gone"), create_topic("kept"))
+        files.full = True
+        caller.ask(remove_topic("gone"))
+        live.until(lambda: live.server.topic_list.last.error is not None)
+        live.run(live.server.broker.clean)
+        live.until(lambda: live.server.topic_list.last.done)
+        assert live.call(lambda: health_reasons(live.server)) == [
+            "not saved: the list of topics ([Errno 28] No space left on device: 'conf/topics')"
+        ]
+        files.full = False
+        live.run(live.server.broker.clean)
+        live.until(lambda: not health_reasons(live.server))
+        assert (live.conf / "topics").read_text() == "kept 1\n"
 
 
 def test_topics_are_made_with_the_partitions_of_the_configuration(tmp_path: Path) -> None:

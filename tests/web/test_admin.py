@@ -398,6 +398,27 @@ def test_a_failed_flush_is_named_until_a_flush_works() -> None:
     serve(test)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_cursors_that_could_not_be_saved_are_named_until_they_are(number: int) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        groups, files = bus.broker.groups, bus.bus.files
+        assert isinstance(files, FaultyFiles)
+        bus.broker.create_topic("a", 1, {}, SERVER).result()
+        group = groups.create("a", "g", principal=SERVER)
+        await groups.commit()
+        files.fail("pwrite", number, suffix="groups.0.new")
+        group.pause(SERVER)
+        with pytest.raises(StorageError):
+            await groups.commit()
+        reason = f"not saved: the cursors of consumer groups (writing data/groups.0: {os.strerror(number)})"
+        assert await call("GET", "/health") == (200, {"status": "degraded", "reasons": [reason]})
+        assert await call("GET", "/ready") == (200, {"ready": True, "reasons": [reason]})
+        await groups.commit()
+        assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
+
+    serve(test)
+
+
 def test_a_topic_that_a_full_disk_refuses_is_507() -> None:
     async def test(call: Caller, bus: FakeServer) -> None:
         assert isinstance(bus.bus.files, FaultyFiles)

@@ -87,7 +87,8 @@ class Catalog(StoredTopics):
         self.refused_engines = refused_engines
         """The engines that no other member of the cluster could read."""
         self._notes = ThreadPoolExecutor(2, "notes")
-        self._writers: list[Writer] = []
+        self.writers: list[Writer] = []
+        """The writers of small files."""
         self._changes: dict[str, Promise] = {}
         """The last change of each topic that is asked for and not done."""
         self._unlisted: dict[str, Promise] = {}
@@ -360,10 +361,10 @@ class Catalog(StoredTopics):
         """Return what `work` gives, in a thread where the disk may wait."""
         return await self._loop.run_in_executor(executor, work) if self._catalog.fit.reads_wait else work()
 
-    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
-        """Return a writer of one small file; see `Writer`."""
-        writer = Writer(prepare, partial(self._run, self._notes))
-        self._writers.append(writer)
+    def writer(self, what: str, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file; see `Writer`. A write that fails is tried again with each cleaning."""
+        writer = Writer(what, prepare, partial(self._run, self._notes))
+        self.writers.append(writer)
         return writer
 
     async def _erase(self, name: str, hidden: list[tuple[Store, str]], noted: Promise) -> None:
@@ -459,8 +460,12 @@ class Catalog(StoredTopics):
     async def clean(self) -> int:
         """Run retention and compaction, in a thread for each engine; return how many bytes became free.
 
-        An engine whose last cleaning is still under way is left out: it may hang.
+        An engine whose last cleaning is still under way is left out: it may hang. Small files that could not be written
+        are written again.
         """
+        for writer in self.writers:
+            if writer.failing is not None and not self._closed:
+                writer.write()
         begun = []
         for engine in self.backends.keys() - self._cleaning.keys():
             task = self._cleaning[engine] = self._loop.create_task(self._clean(engine))
@@ -485,7 +490,7 @@ class Catalog(StoredTopics):
         while self._changes:
             await finished(self._changes.values())
         await asyncio.gather(*map(self._close_topic, self._topics.values()))
-        await finished([writer.last for writer in self._writers])
+        await finished([writer.last for writer in self.writers])
         background: set[asyncio.Future[Any]] = {*self._background, *self._cleaning.values()}
         if background:
             await asyncio.wait(background)

@@ -76,17 +76,21 @@ def settled(promise: Promise) -> Generator[Promise, None, None]:
 class Writer:
     """Writes one small file, one time after the other; a write covers all that was asked for before it begins.
 
-    `prepare` returns the write of what there is now; `run` carries it out, in a thread where the disk may wait.
+    `prepare` returns the write of what there is now; `run` carries it out, in a thread where the disk may wait. `what`
+    names the content to the operator.
     """
 
     def __init__(
-        self, prepare: Callable[[], Callable[[], None]], run: Callable[[Callable[[], None]], Awaitable[None]]
+        self, what: str, prepare: Callable[[], Callable[[], None]], run: Callable[[Callable[[], None]], Awaitable[None]]
     ) -> None:
+        self.what = what
         self._prepare = prepare
         self._run = run
         self._next: Promise | None = None
         self.last: Promise = DONE
         """The last write that was asked for."""
+        self.failing: StorageError | None = None
+        """Why the last write that has ended failed; `None` if it did not: the file has what there was then."""
 
     def write(self) -> Promise:
         """Return what is done when the file has what there is now; its error is a `StorageError`."""
@@ -104,4 +108,5 @@ class Writer:
             await self._run(self._prepare())
         except (OSError, StorageError) as failure:
             error = failure if isinstance(failure, StorageError) else StorageError(str(failure))
+        self.failing = error
         done.resolve(error)

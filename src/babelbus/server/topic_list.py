@@ -23,7 +23,7 @@ class TopicList:
         """The list, with numbers of partitions: topics of the broker, and those of the list that are damaged."""
         self.removed: set[str] = set()
         """The topics that went and that the file may have still."""
-        self._writer = broker.writer(self._prepare)
+        self._writer = broker.writer("the list of topics", self._prepare)
 
     @property
     def last(self) -> Promise:

@@ -113,6 +113,9 @@ def health_reasons(server: Host) -> list[str]:
             if bad.next_offset > partition.log.first_offset
         ]
     reasons += [f"topic {name} is not open: {error}" for name, error in server.broker.damaged_topics.items()]
+    reasons += [
+        f"not saved: {writer.what} ({writer.failing})" for writer in server.broker.writers if writer.failing is not None
+    ]
     if server.cluster is not None:
         reasons += server.cluster.reasons()
     if server.stopping:

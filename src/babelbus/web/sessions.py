@@ -86,14 +86,14 @@ class Sessions:
         gate: Gate,
         clock: Clock,
         settings: AdminSettings,
-        make_writer: Callable[[Callable[[], Callable[[], None]]], Writer],
+        make_writer: Callable[[str, Callable[[], Callable[[], None]]], Writer],
         note: Note[KeptSessions] | None,
     ) -> None:
         self._gate = gate
         self._clock = clock
         self._settings = settings
         self._note = note
-        self._writer = make_writer(self._prepare)
+        self._writer = make_writer("the log-ins at the console", self._prepare)
         self._token_digest = ""
         self._sessions: dict[str, Session] = {}
         """By key; those that were used last are the last."""

@@ -272,7 +272,7 @@ class PacedLoop:
 async def test_an_ack_is_durable_within_commit_seconds_if_a_write_takes_less_than_half_of_that() -> None:
     crew = Crew()
     loop = PacedLoop(crew.clock, write_seconds=0.45)
-    crew.broker.writer = lambda prepare: Writer(prepare, lambda write: loop.run_in_executor(None, write))  # type: ignore[method-assign]
+    crew.broker.writer = lambda what, prepare: Writer(what, prepare, lambda write: loop.run_in_executor(None, write))  # type: ignore[method-assign]
     crew.groups = Groups(crew.broker, crew.files, "data", clock=crew.clock, loop=loop, commit_seconds=1.0)  # type: ignore[arg-type]
     taker = Taker(crew.group(EXPLICIT))
     crew.publish(*range(200))

@@ -106,8 +106,8 @@ class Door(Protocol):
     def publish(self, publication: Publication) -> Receipt:
         """Publish; whatever prevents it is the error of the receipt."""
 
-    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
-        """Return a writer of one small file."""
+    def writer(self, what: str, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file, whose content `what` names."""
 
 
 class Gate:
@@ -153,7 +153,9 @@ class Gate:
         self._note = note
         self._noted_version = 0
         self._version_to_note = 0
-        self._writer = door.writer(lambda: partial(note.write, NotedVersion(self._version_to_note)))
+        self._writer = door.writer(
+            "the version of the table of access", lambda: partial(note.write, NotedVersion(self._version_to_note))
+        )
         self._accept_version = accept_version
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ class TopicDoor(Protocol):
     def may_manage(self, principal: Identity, name: str, owner: str) -> bool:
         """Return whether a principal may manage a topic, or something on the topic whose owner is given."""
 
-    def writer(self, prepare: Callable[[], Callable[[], None]]) -> Writer:
-        """Return a writer of one small file."""
+    def writer(self, what: str, prepare: Callable[[], Callable[[], None]]) -> Writer:
+        """Return a writer of one small file, whose content `what` names."""
 
     def topic(self, name: str) -> Topic:
         """Return a topic, or raise `UnknownTopicError` or `ClosedTopicError`."""

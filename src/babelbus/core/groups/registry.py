@@ -93,7 +93,7 @@ class Groups:
         self._unsaved = False
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._writer = door.writer(self._prepare)
+        self._writer = door.writer("the cursors of consumer groups", self._prepare)
         self._gone = Counts()
         self._closed = False
 

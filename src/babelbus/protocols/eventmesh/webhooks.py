@@ -347,7 +347,7 @@ class Webhooks:
         self._done: dict[Member, list[Delivery]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._loop = asyncio.get_running_loop()
-        self._writer = hub.broker.writer(lambda: partial(note.write, self.entries()))
+        self._writer = hub.broker.writer("the webhooks of EventMesh", lambda: partial(note.write, self.entries()))
 
     def open(self) -> None:
         """Read the subscriptions of the last run, and push from now on.

@@ -47,7 +47,7 @@ class Book:
         advice = "put a copy of the file back, or remove the file: then the masks of MQs are lost, no more"
         self._note = Note(files, f"{folder}/{FILE_NAME}", dict[str, Entry], advice=advice, bare=True)
         self.entries: dict[str, Entry] = {}
-        self._writer = broker.writer(lambda: partial(self._note.write, dict(self.entries)))
+        self._writer = broker.writer("the masks of zbus MQs", lambda: partial(self._note.write, dict(self.entries)))
 
     def open(self, current: Callable[[str, Entry], Entry | None]) -> None:
         """Read what is stored; `current` returns what holds of an entry now, `None` for an entry to be forgotten.
