@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from babelbus.client import BlockingClient as JebpClient
+from babelbus.clients.jebp.errors import NoRightsError
 from babelbus.core.access import SERVER
 from babelbus.protocols.jebp.identity import Identity
 from tests.access.drivers import Admin
@@ -95,3 +96,16 @@ def test_a_change_of_one_client_does_not_hide_what_was_edited_by_hand(house: Hou
             ("server", [by_hand], [None]),
             ("alice", [asked], [None]),
         ]
+
+
+def test_a_client_of_the_files_that_is_called_like_a_role_does_not_administer(house: House) -> None:
+    path = house.conf / "client_fingerprints"
+    kept, identity = path.read_text(), Identity.generate()
+    path.write_text(f"{kept}{identity.fingerprint} role:admin\n")
+    house.run(partial(house.server.reload, SERVER))
+    with closing(JebpClient(house.server.addresses["jebp"], identity=identity, reconnect=False)) as client:
+        client.__enter__()
+        with pytest.raises(NoRightsError):
+            client.create_topic("by-a-role")
+    path.write_text(kept)
+    house.run(partial(house.server.reload, SERVER))

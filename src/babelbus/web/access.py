@@ -202,7 +202,7 @@ class AccessRoutes:
         name = call.path_values["name"]
         if self._gate.table.principal(name) is None:
             raise UnknownPrincipalError(f"there is no principal {name!r}")
-        whos = {name, "*", *(f"role:{role}" for role in self._describe(name)["roles"])}
+        whos = self._gate.table.whos(name)
         rows = [_row(row) | {"origin": origin} for row, origin in self._gate.table.rows() if row.who in whos]
         used = self._broker.quotas.describe().get(name, {})
         quotas = self._broker.quotas

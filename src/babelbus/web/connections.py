@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from babelbus.core.access import EVERYBODY, ROLE_PREFIX, Action, Effect, Table
+from babelbus.core.access import EVERYBODY, Action, Effect, Table
 from babelbus.listening.connections import Connected
 from babelbus.web.answers import answer, read_number
 from babelbus.web.callers import check_admin
@@ -117,14 +117,12 @@ class ConnectionRoutes:
 
 def _granted(table: Table, principal: str | None) -> list[str]:
     """Return the patterns that rows allow a principal to subscribe to."""
-    known = None if principal is None else table.principal(principal)
-    roles = () if known is None else known.roles
-    names = {EVERYBODY, principal, *(f"{ROLE_PREFIX}{role}" for role in roles)}
+    whos = (EVERYBODY,) if principal is None else table.whos(principal)
     actions = {Action.SUBSCRIBE.value, "*"}
     return sorted(
         {
             row.pattern
             for row, _ in table.rows()
-            if row.effect is Effect.ALLOW and row.who in names and row.action in actions
+            if row.effect is Effect.ALLOW and row.who in whos and row.action in actions
         }
     )

@@ -129,6 +129,19 @@ def test_the_principal_of_the_table_wins_over_an_imported_one() -> None:
     assert [(one.name, origin) for one, origin in made.principals()] == [("alice", "table"), ("bob", "lists")]
 
 
+@pytest.mark.parametrize("name", ["role:admin", "role:sensors"])
+def test_a_client_of_a_list_that_is_called_like_a_role_has_no_rows_of_the_role(name: str) -> None:
+    made = table(Row("role:sensors", "manage", "#"))
+    made.import_entries("lists", [Principal(name, ("client",))])
+    rights = made.rights(name)
+    assert rights.may(Action.PUBLISH, "a")
+    change(made, put=[Row("role:sensors", "admin", "#")])
+    for each in (rights, made.rights_after((), name)):
+        assert not each.may(Action.MANAGE, "a")
+        assert not each.may(Action.ADMIN, "$access")
+    assert made.whos(name) == ("role:client", "*")
+
+
 def test_a_proof_belongs_to_one_principal_whatever_the_id_of_its_credential() -> None:
     key, same = (Credential("jebp", id_, {"fingerprint": "ab" * 32}) for id_ in ("one", "two"))
     made = table(Principal("alice", (), (key,)))

@@ -167,6 +167,11 @@ class Table:
         principal = self.principal(name)
         return None if principal is None else principal.below
 
+    def whos(self, name: str) -> tuple[str, ...]:
+        """Return who must stand in a row for the row to be one of a principal's: its name, its roles, everybody."""
+        principal = self.principal(name)
+        return _whos_of(name, () if principal is None else principal.roles)
+
     def rights_after(self, edits: Iterable[Edit], name: str) -> Rights:
         """Return the rights that a principal would have behind edits, which are not applied."""
         entries = dict(self.entries)
@@ -178,7 +183,7 @@ class Table:
         principal = next((one for one in everything if isinstance(one, Principal) and one.name == name), None)
         if principal is None:
             return Rights(name)
-        whos = {name, EVERYBODY, *(ROLE_PREFIX + role for role in principal.roles)}
+        whos = _whos_of(name, principal.roles)
         rows = [one for one in everything if isinstance(one, Row) and one.who in whos]
         return Rights(name, [RowSet(rows)], None, principal.below)
 
@@ -237,7 +242,7 @@ class Table:
                 found.append(f"{_text(row)}: a row that denies covers it, and wins")
         for name in sorted(self._principals):
             principal = self._principals[name][0]
-            if not any(self._sets.get(who) for who in (name, *(ROLE_PREFIX + role for role in principal.roles))):
+            if not any(self._sets.get(who) for who in _whos_of(name, principal.roles) if who != EVERYBODY):
                 found.append(f"principal {name} has no rows, also not by a role")
         return found
 
@@ -354,8 +359,7 @@ class Table:
         principal = self.principal(name)
         if principal is None and name != ANONYMOUS:
             return []
-        roles = () if principal is None else principal.roles
-        return [self._set_of(who) for who in (name, *(ROLE_PREFIX + role for role in roles), EVERYBODY)]
+        return [self._set_of(who) for who in self.whos(name)]
 
     def _id_of(self, name: str) -> str:
         principal = self.principal(name)
@@ -368,13 +372,11 @@ class Table:
         """
         everybody = touched is None or EVERYBODY in touched
         for name, rights in list(self._rights.items()):
-            principal = self.principal(name)
-            roles = () if principal is None else principal.roles
-            names = (name, *(ROLE_PREFIX + role for role in roles))
-            if everybody or touched is None or not touched.isdisjoint(names):
+            whos = self.whos(name)
+            if everybody or touched is None or not touched.isdisjoint(whos):
                 rights.replace(self._sets_of(name), self.root(name))
                 rights.id = self._id_of(name)
-                rights.lost |= EVERYBODY in losers or not losers.isdisjoint(names)
+                rights.lost |= name in losers or not losers.isdisjoint(whos)
 
 
 def _text(row: Row) -> str:
@@ -384,6 +386,12 @@ def _text(row: Row) -> str:
 def _losers(row: Row, effect: Effect) -> set[str]:
     """Return whom a row of this effect concerns, if it is about what clients are sent."""
     return {row.who} if row.effect is effect and row.action in HEARING else set()
+
+
+def _whos_of(name: str, roles: Iterable[str]) -> tuple[str, ...]:
+    # A client of a list may be called `role:admin`, as earlier versions allowed: the rows of the role are not its own.
+    own = () if name.startswith(ROLE_PREFIX) or name == EVERYBODY else (name,)
+    return (*own, *(ROLE_PREFIX + role for role in roles), EVERYBODY)
 
 
 def _standing(principal: Principal | None) -> tuple[object, ...]:
