@@ -110,9 +110,17 @@ def test_a_client_with_a_certificate_of_its_own_gets_no_key_here(served: Served)
 
 def test_clients_are_changed_without_a_server_too(shell: Shell) -> None:
     shell.data.mkdir()
-    text = shell.run("clients", "add", "a/b", "--admin")
+    text = shell.run("clients", "add", "a%b", "--admin")
     assert "no server runs on this data folder" in text
-    assert (shell.data / "conf" / "clients" / "a%2Fb.key").exists()
+    assert (shell.data / "conf" / "clients" / "a%25b.key").exists()
+
+
+def test_a_client_cannot_be_called_like_a_role_and_gets_no_key(shell: Shell) -> None:
+    shell.data.mkdir()
+    assert "'role:admin' is no name" in shell.run("clients", "add", "role:admin", code=1)
+    assert not (shell.data / "conf").exists()
+    shell.run("clients", "add", "desk")
+    assert "'role:admin' is no name" in shell.run("clients", "change", "desk", "--name", "role:admin", code=1)
 
 
 def test_a_misspelt_data_folder_is_not_made(shell: Shell, tmp_path: Path) -> None:

@@ -132,8 +132,10 @@ def test_a_client_that_stands_there_twice_is_put_and_removed_once_for_all() -> N
     assert folder.read("client_fingerprints") == ""
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\x00", "a\u2028b"])
-def test_a_client_name_that_is_no_line_of_text_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["", "  ", "a\nb", "a\x00", "a\u2028b", "role:admin", "*", "a b", "a/b", "{name}", " a"]
+)
+def test_a_client_name_that_no_principal_may_have_is_refused(name: str) -> None:
     folder = Folder(client_fingerprints=f"{A} a\n")
     with pytest.raises(ConfigError):
         folder.lists.put(ClientEntry(B, name, False))
@@ -210,3 +212,12 @@ def test_a_list_of_topics_that_could_not_be_written_keeps_no_topic_that_was_remo
     files.replace_file("conf/topics", files.read_file("conf/topics") + b"by-hand 4\n")
     lists.write_topics([("kept", 1)])
     assert lists.read_topics() == {"kept": 1, "by-hand": 4}
+
+
+def test_a_client_keeps_the_name_that_it_has_although_nobody_may_be_called_so_any_more() -> None:
+    folder = Folder(client_fingerprints=f"{A} sensor  7\n")
+    folder.lists.reload()
+    folder.lists.put(ClientEntry(A, "sensor  7", True))
+    assert folder.lists.clients[A] == ClientEntry(A, "sensor  7", True)
+    with pytest.raises(ConfigError, match="'sensor  8' is no name"):
+        folder.lists.put(ClientEntry(A, "sensor  8", True))

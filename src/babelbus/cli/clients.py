@@ -50,6 +50,9 @@ def add_client(
     """Add a client. Without --fingerprint a key is made for it here."""
     if fingerprint and key_file:
         raise click.UsageError("--fingerprint means that the client has a key: leave --key-file out")
+    from babelbus.core.access.model import check_name
+
+    check_name(name)  # before a key is made for it
     lists = _lists(target)
     entries = lists.entries()
     if any(entry["name"] == name for entry in entries):

@@ -13,7 +13,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from babelbus.core.access import ADMIN_ROLE, ANONYMOUS, CLIENT_ROLE, Credential, Principal
+from babelbus.core.access import ADMIN_ROLE, ANONYMOUS, CLIENT_ROLE, Credential, InvalidAccessError, Principal
+from babelbus.core.access.model import check_name
 from babelbus.core.subject import check_topic_name
 from babelbus.errors import ConfigError, InvalidTopicNameError
 from babelbus.storage.contract import PARTITIONS_MAX
@@ -91,13 +92,19 @@ class AccessLists:
     def put(self, entry: ClientEntry) -> None:
         """Add a client, or change the name and rights of an existing one; durable when this returns.
 
+        A client keeps the name that it has, also when no principal may be called so any more.
+
         Raises:
             ConfigError: the fingerprint or the name is not valid.
         """
         self._check(FINGERPRINTS_NAME, 0, entry.fingerprint)
-        if not entry.name.isprintable() or not entry.name.strip():
-            raise ConfigError(f"a client's name is one line of text, not {entry.name!r}")
-        self._rewrite(FINGERPRINTS_NAME, entry.fingerprint, f"{entry.fingerprint} {entry.name.strip()}")
+        old = self.clients.get(entry.fingerprint)
+        if old is None or old.name != entry.name:
+            try:
+                check_name(entry.name)
+            except InvalidAccessError as error:
+                raise ConfigError(str(error)) from error
+        self._rewrite(FINGERPRINTS_NAME, entry.fingerprint, f"{entry.fingerprint} {entry.name}")
         self._rewrite(ADMINS_NAME, entry.fingerprint, entry.fingerprint if entry.admin else None)
         self.reload()
 

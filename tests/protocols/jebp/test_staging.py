@@ -249,7 +249,9 @@ async def test_a_name_with_a_slash_gives_no_transaction_of_another_client(tmp_pa
         aborted = []
         for name, transaction in (("a", "b/etl"), ("a/b", "etl"), ("a%2Fb", "etl"), ("a/b", "etl")):
             identity = Identity.generate()
-            server._lists.put(ClientEntry(identity.fingerprint, name, admin=False))
+            with (tmp_path / "conf" / "client_fingerprints").open("a", encoding="utf-8") as lists:
+                lists.write(f"{identity.fingerprint} {name}\n")  # no client is called so any more
+            await server.reload(SERVER)
             async with Client(server.addresses["jebp"], identity=identity) as client:
                 aborted.append(await client.transaction(transaction).abort(0))
                 await client.transaction(transaction).writer(0, "p").stage("news", [b"x"])
