@@ -1,6 +1,7 @@
 """The gate: changes that are whole or nothing, versions, modes, imports, the table file and the audit."""
 
 import asyncio
+import errno
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from tests.support.bus import Bus, in_loop
 BOSS = Identity("admin", "boss", ADMIN_RIGHTS)
 ALICE = Principal("alice", ("sensors",), (Credential("token", "t1", {"hash": "very secret"}),))
 ROW = Row("role:sensors", "publish", "plant/{name}/#")
+LOG = "data/topics/%24access/0/00000000000000000000.log"
 
 
 async def gate_on(files: FileSystem | None = None) -> tuple[Bus, Gate]:
@@ -118,18 +120,37 @@ async def test_a_table_of_before_its_version_was_noted_is_guarded_from_the_next_
 
 
 @in_loop
-async def test_a_change_whose_version_cannot_be_noted_is_refused_and_taken_back() -> None:
+async def test_a_change_counts_when_its_version_cannot_be_noted_and_the_next_start_notes_it() -> None:
     files = FaultyFiles()
     bus, gate = await gate_on(files)
     await gate.put([ALICE], BOSS)
-    files.fail("rename", suffix="access.json.new")
-    with pytest.raises(StorageError, match=r"access\.json"):
-        await gate.put([ROW], BOSS)
-    assert id_of(ROW) not in gate.table.entries
-    await gate.put([Row("bob", "read", "a")], BOSS)
+    files.fail("rename", errno.ENOSPC, suffix="access.json.new")
+    assert await gate.put([ROW], BOSS) == 2
+    assert gate.table.rights("alice").may(Action.PUBLISH, "plant/alice/x")
+    assert b'"version":1,' in files.read_file("data/access.json")
     await bus.broker.close()
     again, gate = await gate_on(files)
-    assert set(gate.table.entries) == {id_of(ALICE), id_of(Row("bob", "read", "a"))}
+    assert set(gate.table.entries) == {id_of(ALICE), id_of(ROW)}
+    assert b'"version":2,' in files.read_file("data/access.json")
+    await again.broker.close()
+
+
+@pytest.mark.parametrize("is_full_for_long", [False, True])
+@in_loop
+async def test_a_change_that_no_flush_made_durable_is_none_after_a_restart(is_full_for_long: bool) -> None:
+    files = FaultyFiles()
+    bus, gate = await gate_on(files)
+    await gate.put([ALICE], BOSS)
+    await gate.audit.close()
+    files.fail("flush", errno.ENOSPC, suffix=LOG)
+    if is_full_for_long:
+        files.fail("pwrite", errno.ENOSPC, skip=1, suffix="%24access/0/00000000000000000002.log")
+    with pytest.raises(StorageError):
+        await gate.put([ROW], BOSS)
+    assert id_of(ROW) not in gate.table.entries
+    await bus.broker.close()
+    again, gate = await gate_on(files)
+    assert set(gate.table.entries) == {id_of(ALICE)}
     await again.broker.close()
 
 

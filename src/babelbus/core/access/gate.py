@@ -2,8 +2,8 @@
 
 record := key (the id of an entry), payload (JSON; a tombstone when the entry is removed). A change is one append that
 ends with the record `["version"]`: entries behind the last such record are of a change that a crash cut short, and do
-not count. A note beside the topics says which version the table has had: a topic that somebody emptied, or set back,
-must not turn the gate off.
+not count. A change is made once its records are durable. A note beside the topics, written behind that, says which
+version the table has had: a topic that somebody emptied, or set back, must not turn the gate off.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         self._name_key = secrets.token_bytes(32)
         self._cut_short: dict[str, bytes | None] = {}
-        """The entries of a change that a crash cut short, with what they were before."""
+        """The entries of a change that a crash or the disk cut short, with what they were before."""
         self._note = note
         self._noted_version = 0
         self._version_to_note = 0
@@ -286,12 +286,16 @@ class Gate:
         if self._cut_short:
             log.warning("access: a change that a crash cut short is taken back")
             await self._append({}, SERVER)
-        elif self._noted_version != self.table.version:
-            self._version_to_note = self.table.version
-            try:
-                await self._writer.write().wait()
-            except StorageError as error:  # a start works on a full disk, too
-                log.warning("access: the version of the table is noted with its next change: %s", error)
+        if self._noted_version != self.table.version:
+            await self._note_version()
+
+    async def _note_version(self) -> None:
+        """Write the version of the table into the data folder; a full disk prevents neither a start nor a change."""
+        self._version_to_note = self.table.version
+        try:
+            await self._writer.write().wait()
+        except StorageError as error:
+            log.warning("access: the version of the table is noted with its next change, or the next start: %s", error)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -317,12 +321,29 @@ class Gate:
                 return self.table.version
             self._check_lock_out(edits, by)
             shown = [(entries.get(id_), entry) for id_, entry in edits if id_ != FILE_ID]
-            await self._append({id_: None if entry is None else _encode(entry) for id_, entry in edits}, by)
+            try:
+                await self._append({id_: None if entry is None else _encode(entry) for id_, entry in edits}, by)
+            except StorageError:
+                await self._take_back()
+                raise
             self.table.apply(edits)
             before, after = (_shown([pair[side] for pair in shown]) for side in (0, 1))
             self.audit.changed(by, self.table.version, before, after)
             self._tell()
-            return self.table.version
+            made = self.table.version
+            await self._note_version()
+            return made
+
+    async def _take_back(self) -> None:
+        """Append again what the entries were before a refused change, which a failed flush may have left there."""
+        if not self._cut_short:
+            return
+        try:
+            await self._append({}, SERVER)
+        except StorageError as error:
+            log.warning(
+                "access: a refused change is taken back with the next change, or when the server stops: %s", error
+            )
 
     def _check_lock_out(self, edits: Sequence[Edit], by: Identity) -> None:
         """Check that the author of a change keeps the right to change the table, and a credential if it has any.
@@ -395,13 +416,13 @@ class Gate:
         topic.flush()
         batch = encode_batch(records, partition.next_offset)
         receipt = self._door.publish(Publication(SERVER, PROTOCOL, batch, ACCESS_TOPIC, partition=0, at_once=True))
+        if receipt.error is not None:  # nothing was appended
+            raise receipt.error
         # Until the disk has answered, nobody knows what is there: the next change would write these entries again.
         entries = self.table.entries
         doubtful = {id_: _encode_or_none(entries.get(id_)) for id_ in contents}
         try:
             await receipt.wait()
-            self._version_to_note = version.version
-            await self._writer.write().wait()
         except BaseException:
             self._cut_short |= doubtful
             raise
@@ -435,9 +456,11 @@ class Gate:
         self.table.forget_losses()
 
     async def close(self) -> None:
-        """Write what the audit has folded."""
+        """Write what the audit has folded, and take back a refused change."""
         if self._timer is not None:
             self._timer.cancel()
+        if not self._changing.locked():
+            await self._take_back()
         with contextlib.suppress(BabelbusError):
             await self.audit.close()
 
