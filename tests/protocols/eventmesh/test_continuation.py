@@ -251,6 +251,19 @@ async def test_a_publisher_and_a_client_that_does_not_listen_yet_go_on() -> None
     await second.bus.broker.close()
 
 
+@pytest.mark.parametrize("pid", [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, "4711"])
+@in_loop
+async def test_a_client_goes_on_whatever_number_its_process_has(pid: int | str) -> None:
+    first = House()
+    kept = (await (await Talker(first).hello(pid=pid)).listen()).keep()
+    assert str(kept.agent.pid) == str(pid)
+    second = await first.next()
+    after = Talker(second, kept=kept)
+    await second.publish("a")
+    assert [text for _, text in after.pushed()] == ["a"]
+    await second.bus.broker.close()
+
+
 @in_loop
 async def test_a_responder_that_owes_nothing_goes_on_and_answers_at_the_next_server() -> None:
     first = House()

@@ -8,6 +8,9 @@ from babelbus.identities.credential import Credential
 from babelbus.protocols.eventmesh.callers import Caller
 from babelbus.protocols.eventmesh.messages import SubscriptionItem, UserAgent
 
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1
+"""The integers of MessagePack."""
+
 
 class KeptCaller(msgspec.Struct, frozen=True):
     """A `Caller` without its rights, which the next server reads from its own table."""
@@ -30,6 +33,14 @@ class KeptCaller(msgspec.Struct, frozen=True):
         """Return the caller, without rights until they are renewed."""
         principal = Identity(self.source, self.name, Rights(""), self.root)
         return Caller(principal, self.credentials, self.until_ms, self.asked, self.tried)
+
+
+def kept_agent(agent: UserAgent) -> UserAgent:
+    """Return an agent as it is kept: a `pid` that no integer of MessagePack can hold is text from then on."""
+    pid = agent.pid
+    if isinstance(pid, int) and not INT_MIN <= pid <= INT_MAX:
+        return msgspec.structs.replace(agent, pid=str(pid))
+    return agent
 
 
 class KeptSession(msgspec.Struct, frozen=True):

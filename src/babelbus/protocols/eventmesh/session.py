@@ -24,7 +24,7 @@ from babelbus.protocols import contract
 from babelbus.protocols.contract import Continuation, Outbox, closed_if_refused
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import LOST, REFUSALS, Caller, Given, address_of, name_of
-from babelbus.protocols.eventmesh.continuation import KeptCaller, KeptSession, encode_session
+from babelbus.protocols.eventmesh.continuation import KeptCaller, KeptSession, encode_session, kept_agent
 from babelbus.protocols.eventmesh.frames import (
     FRAME_BYTES_MAX,
     OLD,
@@ -622,7 +622,7 @@ class Session(contract.Session):
         kept = KeptSession(
             owner=str(uuid.uuid4()),
             surplus=self._surplus,
-            agent=self._agent,
+            agent=kept_agent(self._agent),
             caller=KeptCaller.of(self._caller),
             subscriptions=[one.item for one in self._subscribed.values() if not one.is_over],
             listens=self._listening,
