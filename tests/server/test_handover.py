@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
@@ -312,7 +313,7 @@ def read(folder: Path, epoch: int) -> list[str]:
 
 def test_only_the_next_owner_continues_sessions_and_only_once(tmp_path: Path) -> None:
     def write() -> None:
-        session = _Session("id", "worterbuch", "owner", None, None, None, b"")
+        session = msgspec.Raw(msgspec.msgpack.encode(_Session("id", "worterbuch", "owner", None, None, None, b"")))
         Handover(LocalFiles(), str(tmp_path), 4)._write(_Sessions(4, [session]))
 
     write()

@@ -1,6 +1,7 @@
 """The shape that every protocol has for the server: built from one context, started, drained and closed."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
@@ -27,6 +28,8 @@ from babelbus.protocols.connection import Connection
 from babelbus.protocols.contract import Outbox, Session
 from babelbus.protocols.listeners import Listeners
 from babelbus.storage.files import FileSystem
+
+log = logging.getLogger(__name__)
 
 TURN_SESSIONS = 100
 """Sessions that are continued in one turn of the event loop."""
@@ -209,7 +212,11 @@ class StreamService:
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions that another server has begun; return the owners of those that go on."""
         for number, one in enumerate(sessions, 1):
-            self.listeners.continue_client(one.transport, partial(self._continue, one.content))
+            try:
+                self.listeners.continue_client(one.transport, partial(self._continue, one.content))
+            except Exception:  # a defect in one session must not end all others
+                log.exception("a session of %s does not go on", self.name)
+                one.transport.abort()
             if number % TURN_SESSIONS == 0:
                 await asyncio.sleep(0)
         return {one.owner for one in sessions if not one.transport.is_closing()}

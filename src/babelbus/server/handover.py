@@ -3,13 +3,16 @@
 The last act of an owner that stops in order is one file with everything that the next owner needs to continue these
 sessions. The next owner continues them before it serves anybody, so no client misses a change, loses a lock or has its
 testament executed; what is sent to a client waits until the client comes over the link of its member.
+
+Each session is guarded by itself: a session that cannot go on, whatever the reason, ends alone.
 """
 
 import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -46,6 +49,7 @@ class _Session(msgspec.Struct, frozen=True):
     service: str
     owner: str
     peer: _Address
+    """`None` for a client of a unix socket."""
     local: _Address
     secured: Secured | None
     """The certificate of a client that speaks TLS."""
@@ -55,13 +59,15 @@ class _Session(msgspec.Struct, frozen=True):
 class _Sessions(msgspec.Struct, frozen=True):
     epoch: int
     """That of the owner that hands over: only the next one may continue."""
-    sessions: list[_Session]
+    sessions: list[msgspec.Raw]
+    """Each a `_Session`, encoded by itself."""
     kept: dict[str, bytes] = {}
     """Content that services need beside their sessions, by service."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Sessions).decode
+_decode_session = msgspec.msgpack.Decoder(_Session).decode
 
 
 class _Client:
@@ -69,18 +75,41 @@ class _Client:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        connection.stay()
+        self.id = str(uuid.uuid4())
+        self.owner = ""
+        self.session = b""
+        """The encoded session, once the client can go on."""
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing of the client waits below its connection."""
         return not self.connection.transport.is_closing()
 
-    def hand_over(self, session_id: str) -> Client | None:
+    def look(self) -> bool:
+        """Encode the session; return whether it can go on now."""
+        continuation = self.connection.continuation() if self.is_settled else None
+        if continuation is None:
+            return False
+        self.owner, content = continuation
+        transport = self.connection.transport
+        tls = transport.get_extra_info("ssl_object")
+        session = _Session(
+            self.id,
+            self.connection.protocol,
+            self.owner,
+            _address(transport.get_extra_info("peername")),
+            _address(transport.get_extra_info("sockname")),
+            None if tls is None else Secured(tls.getpeercert(True) or b"", tls.getpeercert() or {}),
+            content,
+        )
+        self.session = _encode(session)
+        return True
+
+    def hand_over(self) -> Client | None:
         """Release the client; return it if it waits for the next owner at this member."""
         connection = self.connection
         connection.leave()
-        return Client.of_session(connection.transport, EdgeListener(connection.protocol, []), session_id)
+        return Client.of_session(connection.transport, EdgeListener(connection.protocol, []), self.id)
 
     def end(self) -> None:
         """End the session here."""
@@ -102,9 +131,9 @@ class _LinkedClient(_Client):
         """Whether nothing of the client waits in its transport, in either direction."""
         return self._transport.is_settled
 
-    def hand_over(self, session_id: str) -> None:
+    def hand_over(self) -> None:
         """Release the client: its member knows where it waits."""
-        self._link.hand_over(self._transport, session_id)
+        self._link.hand_over(self._transport, self.id)
         self.connection.leave()
 
 
@@ -115,7 +144,8 @@ class Handover:
         self._files = files
         self._path = os.path.join(folder, FILE_NAME)
         self._epoch = epoch
-        self._handed = _Sessions(0, [])
+        self._sessions: list[_Session] = []
+        self._kept: dict[str, bytes] = {}
         self._clients: list[_Client] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -124,10 +154,17 @@ class Handover:
     async def read(self) -> list[str]:
         """Read what the last owner has handed over; return the owners of testaments that are not to be executed."""
         try:
-            self._handed = await asyncio.get_running_loop().run_in_executor(None, self._take)
+            handed = await asyncio.get_running_loop().run_in_executor(None, self._take)
         except (BabelbusError, OSError, msgspec.MsgspecError) as error:  # the clients connect again
             log.warning("the sessions of the last owner do not go on: %s", error)
-        return [session.owner for session in self._handed.sessions]
+            return []
+        self._kept = handed.kept
+        for raw in handed.sessions:
+            try:
+                self._sessions.append(_decode_session(raw))
+            except msgspec.MsgspecError as error:
+                log.warning("a session of the last owner does not go on: %s", error)
+        return [session.owner for session in self._sessions]
 
     def _take(self) -> _Sessions:
         nothing = _Sessions(0, [])
@@ -140,18 +177,20 @@ class Handover:
 
     async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
         """Continue the sessions, before anybody is served."""
-        handed, self._handed = self._handed, _Sessions(0, [])
-        sessions = handed.sessions
+        sessions, self._sessions = self._sessions, []
+        kept, self._kept = self._kept, {}
         present: set[str] = set()
         for service in _stream_services(services.values()):
             mine = [session for session in sessions if session.service == service.name]
             made = [Continued(session.owner, session.content, _absent(session, core_end)) for session in mine]
             try:
-                if service.name in handed.kept:
-                    service.restore(handed.kept[service.name])
+                if service.name in kept:
+                    service.restore(kept[service.name])
                 present |= await service.continue_sessions(made)
             except Exception:  # a defect in this must not keep the data from everybody
                 log.exception("sessions of %s do not go on", service.name)
+                for one in made:
+                    one.transport.abort()
         if not sessions:
             return
         broker.state.call_back(present)
@@ -184,14 +223,26 @@ class Handover:
             if goes_on or not link.is_local:
                 for transport in list(link.transports.values()):  # to stay may end a client
                     protocol = transport.protocol
-                    if isinstance(protocol, Connection) and protocol.is_portable:
-                        self._clients.append(_LinkedClient(protocol, link, transport))
+                    if isinstance(protocol, Connection):
+                        self._invite(protocol, _LinkedClient, link, transport)
         if goes_on:
             for service in _stream_services(services):
                 for connection in list(service.listeners.connections):
-                    if connection.is_portable and not isinstance(connection.transport, LinkedTransport):
-                        connection.stop_reading()
-                        self._clients.append(_Client(connection))
+                    if not isinstance(connection.transport, LinkedTransport):
+                        self._invite(connection, _Client)
+
+    def _invite(self, connection: Connection, make: Callable[..., _Client], *arguments: object) -> None:
+        """Keep a client while the server stops, if its session may go on."""
+        try:
+            if connection.is_portable:
+                client = make(connection, *arguments)
+                if not arguments:
+                    connection.stop_reading()
+                connection.stay()
+                self._clients.append(client)
+        except Exception:  # a defect in one session must not end the stop of all
+            log.exception("%s %s: the session cannot go on", connection.protocol, connection.peer)
+            connection.stays = False
 
     async def end(self, services: Iterable[Service], broker: Broker) -> list[Client]:
         """Move the sessions of these clients to the next owner, when all others have ended and every change is told.
@@ -213,20 +264,20 @@ class Handover:
         size_bytes = sum(map(len, kept.values()))
         staying = _staying(clients, size_bytes)
         await _until_gone(services)
-        await broker.state.hand_over(owner for _, owner, _ in staying)
-        handed = _staying([client for client, _, _ in staying], size_bytes)  # others have become slow, or are gone
-        sessions = [_session(client.connection, owner, content) for client, owner, content in handed]
+        await broker.state.hand_over(client.owner for client in staying)
+        handed = _staying(staying, size_bytes)  # others have become slow, or are gone
+        sessions = [msgspec.Raw(client.session) for client in handed]
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._write, _Sessions(self._epoch, sessions, kept))
         except (BabelbusError, OSError) as error:
             log.warning("no session goes on at the next owner: %s", error)
-            for client, _, _ in handed:
+            for client in handed:
                 client.end()
-            handed, sessions = [], []
-        broker.state.away = frozenset(owner for _, owner, _ in handed)
+            handed = []
+        broker.state.away = frozenset(client.owner for client in handed)
         if handed:
             log.info("%d sessions go on at the next owner", len(handed))
-        released = [client.hand_over(session.id) for (client, _, _), session in zip(handed, sessions, strict=True)]
+        released = [client.hand_over() for client in handed]
         return [client for client in released if client is not None]
 
     def _write(self, handed: _Sessions) -> None:
@@ -234,17 +285,21 @@ class Handover:
             self._files.replace_file(self._path, _encode(handed))
 
 
-def _staying(clients: list[_Client], size_bytes: int) -> list[tuple[_Client, str, bytes]]:
-    """Return the clients whose sessions can go on behind so many bytes, with owner and content; end the others."""
-    staying: list[tuple[_Client, str, bytes]] = []
+def _staying(clients: list[_Client], size_bytes: int) -> list[_Client]:
+    """Return the clients whose sessions can go on behind so many bytes; end the others."""
+    staying: list[_Client] = []
     for client in clients:
-        continuation = client.connection.continuation() if client.is_settled else None
-        if continuation is not None:
-            size_bytes += len(continuation.content)
-        if continuation is None or size_bytes > BYTES_MAX or len(staying) >= SESSIONS_MAX:
-            client.end()
+        try:
+            can_stay = client.look()
+        except Exception:  # a defect in one session must not end all others
+            connection = client.connection
+            log.exception("%s %s: the session cannot go on", connection.protocol, connection.peer)
+            can_stay = False
+        size_bytes += len(client.session)
+        if can_stay and size_bytes <= BYTES_MAX and len(staying) < SESSIONS_MAX:
+            staying.append(client)
         else:
-            staying.append((client, *continuation))
+            client.end()
     return staying
 
 
@@ -263,19 +318,9 @@ async def _until_gone(services: list[StreamService]) -> None:
     await asyncio.sleep(STEP_SECONDS)
 
 
-def _session(connection: Connection, owner: str, content: bytes) -> _Session:
-    transport = connection.transport
-    peer, local = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-    tls = transport.get_extra_info("ssl_object")
-    return _Session(
-        str(uuid.uuid4()),
-        connection.protocol,
-        owner,
-        None if peer is None else list(peer),
-        None if local is None else list(local),
-        None if tls is None else Secured(tls.getpeercert(True) or b"", tls.getpeercert() or {}),
-        content,
-    )
+def _address(name: Any) -> _Address:
+    """Return the address of a socket; that of a unix socket tells nobody anything."""
+    return list(name) if isinstance(name, tuple) else None
 
 
 def _absent(session: _Session, core_end: CoreEnd) -> LinkedTransport:
