@@ -1,19 +1,31 @@
 """Clients that hold connections to the administration listener without asking for anything."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from babelbus.config import AdminSettings
-from babelbus.limited_log import LINES_MAX
+from babelbus.config import AdminSettings, ServerSettings, TlsSettings
+from babelbus.limited_log import LINES_MAX, LimitedLog
+from babelbus.listening.crowd import Crowd
+from babelbus.listening.door import Door
+from babelbus.metrics import Metrics
 from babelbus.web import admin
-from tests.support.bus import SAFETY_NET_SECONDS
+from babelbus.web.token import read_token
+from tests.support.bus import NOW, SAFETY_NET_SECONDS
+from tests.support.certificates import Authority
+from tests.support.clock import ManualClock
 from tests.support.server import LiveServer, configure
 
 REQUEST = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF_OF_A_LOGIN = (
+    b"POST /api/console/login HTTP/1.1\r\nHost: localhost\r\nX-Babelbus-Console: 1\r\n"
+    b'Content-Length: 100\r\n\r\n{"token":'
+)
 
 
 def serve(folder: Path, **settings: float) -> LiveServer:
@@ -55,19 +67,100 @@ def crowded(tmp_path: Path) -> Iterator[LiveServer]:
         yield live
 
 
+def is_served(live: LiveServer, client: socket.socket) -> bool:
+    """Whether a request with the token is answered; from then on the client has proved who it is."""
+    token = read_token(live.config.data.folder).encode()
+    client.sendall(b"GET /api/server HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n" % token)
+    return client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def open_connections(live: LiveServer) -> float | None:
+    return live.server.metrics.registry.get_sample_value("babelbus_connections", {"protocol": "admin"})
+
+
 def test_connections_over_the_limit_are_closed_and_the_others_served(crowded: LiveServer) -> None:
     with dial(crowded) as first, dial(crowded) as second:
-        assert ask(first).startswith(b"HTTP/1.1 200")
-        assert ask(second).startswith(b"HTTP/1.1 200")
+        assert is_served(crowded, first)
+        assert is_served(crowded, second)
         with dial(crowded) as third:
             assert is_cut(third)
         assert refused(crowded, "limit") == 1
         assert ask(first).startswith(b"HTTP/1.1 200")
-        sample = crowded.server.metrics.registry.get_sample_value
-        assert crowded.call(lambda: sample("babelbus_connections", {"protocol": "admin"})) == 2
-    crowded.until(lambda: sample("babelbus_connections", {"protocol": "admin"}) == 0)
+        assert crowded.call(lambda: open_connections(crowded)) == 2
+    crowded.until(lambda: open_connections(crowded) == 0)
     with dial(crowded) as fourth:
         assert ask(fourth).startswith(b"HTTP/1.1 200")
+
+
+def test_who_has_proved_nothing_and_asked_nothing_for_longest_gives_way_to_new_clients(crowded: LiveServer) -> None:
+    with dial(crowded) as first, dial(crowded) as second:
+        assert ask(first).startswith(b"HTTP/1.1 200")
+        assert ask(second).startswith(b"HTTP/1.1 200")
+        assert ask(first).startswith(b"HTTP/1.1 200")
+        with dial(crowded) as third:
+            assert is_cut(second)
+            assert is_served(crowded, third)
+            with dial(crowded) as fourth:
+                assert is_cut(first)
+                assert is_served(crowded, fourth)
+                assert refused(crowded, "limit") == 2
+                with dial(crowded) as fifth:
+                    assert is_cut(fifth)
+    crowded.until(lambda: open_connections(crowded) == 0)
+
+
+@pytest.mark.parametrize("begun", [b"", REQUEST[:-2], HALF_OF_A_LOGIN], ids=["nothing", "head", "log-in"])
+def test_clients_that_begin_requests_and_never_prove_anything_keep_nobody_out(
+    crowded: LiveServer, begun: bytes
+) -> None:
+    with dial(crowded) as first, dial(crowded) as second:
+        first.sendall(begun)
+        second.sendall(begun)
+        crowded.until(lambda: open_connections(crowded) == 2)
+        with dial(crowded) as third, dial(crowded) as fourth:
+            assert is_served(crowded, third)
+            assert is_served(crowded, fourth)
+            assert is_cut(first)
+            assert is_cut(second)
+
+
+def test_clients_that_do_not_end_their_tls_handshake_keep_nobody_out(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    config = configure(tmp_path / "data", tls=TlsSettings(cert_file=str(cert), key_file=str(key)))
+    admin = AdminSettings(port=0, connections_max=1)
+    with (
+        LiveServer(msgspec.structs.replace(config, admin=admin)) as live,
+        dial(live) as silent,
+        dial(live) as plain,
+        authority.client_context().wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        assert is_served(live, client)
+        assert is_cut(silent)
+
+
+class FakeTransport(asyncio.Transport):
+    """The transport of a client of an address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1)})
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_client_of_the_address_with_the_most_gives_way() -> None:
+    metrics, clock = Metrics(), ManualClock(NOW)
+    limited_log, crowd = LimitedLog(logging.getLogger("test"), clock), Crowd(ServerSettings())
+    door = Door("admin", metrics, limited_log, crowd, connections_max=3, handshake_seconds=1, is_admin=True)
+    single, *many = (FakeTransport(address) for address in ("192.0.2.1", *["198.51.100.1"] * 5))
+    places = [door.enter(transport) for transport in (single, *many)]
+    assert [transport.aborted for transport in (single, *many)] == [False, True, True, True, False, False]
+    for place in places:  # those that gave way are told that their connections are lost
+        assert place is not None
+        place.leave()
+    assert (door.count, crowd._counts, door.unproved.first()) == (0, {}, None)
 
 
 @pytest.mark.parametrize("begun", [b"", REQUEST[:-2]])
@@ -82,12 +175,8 @@ def test_a_client_that_sends_no_whole_request_is_closed_and_one_that_did_is_not(
 
 
 def test_half_of_a_log_in_is_not_waited_for_longer_than_a_first_request(tmp_path: Path) -> None:
-    half = (
-        b"POST /api/console/login HTTP/1.1\r\nHost: localhost\r\nX-Babelbus-Console: 1\r\n"
-        b'Content-Length: 100\r\n\r\n{"token":'
-    )
     with serve(tmp_path, handshake_seconds=1.0) as live, dial(live) as client:
-        client.sendall(half)
+        client.sendall(HALF_OF_A_LOGIN)
         assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
 
 

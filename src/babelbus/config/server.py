@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from babelbus.config.listeners import Connections, SpeaksTls
+from babelbus.config.listeners import SpeaksTls
 from babelbus.config.settings import of
 from babelbus.units import MIB
 
@@ -50,7 +50,11 @@ class AdminSettings(msgspec.Struct, frozen=True):
         float,
         of("a client whose first request takes longer is closed: dead connections must not pile up", "seconds", gt=0),
     ] = 10.0
-    connections_max: Connections = 1_000
+    connections_max: Annotated[
+        int,
+        of("open connections; a client that has proved nothing gives way to a new one, else that is closed at once",
+           "count", ge=1),
+    ] = 1_000  # fmt: skip
     tls: SpeaksTls | None = None
     docs_folder: (
         Annotated[

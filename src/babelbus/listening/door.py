@@ -17,27 +17,82 @@ SPEAKS_TLS = "the client speaks TLS, and this listener does not; set tls.cert_fi
 
 
 class Place:
-    """One connection that was let in. `leave` it once."""
+    """One connection that was let in. `leave` it when the connection is lost."""
 
-    __slots__ = ("_door", "_key", "_unfinished")
+    __slots__ = ("_door", "_left", "_transport", "_unfinished", "key")
 
-    def __init__(self, door: "Door", key: str | None) -> None:
+    def __init__(self, door: "Door", key: str | None, transport: asyncio.Transport) -> None:
+        self.key = key
+        """The address under which the connection is counted; `None` if it is not."""
         self._door = door
-        self._key = key
+        self._transport = transport
         self._unfinished = key is not None
+        self._left = False
 
     def finish_handshake(self) -> None:
         """Count the client as one that has proved who it is, or has sent its first request."""
-        if self._unfinished and self._key is not None:
+        if self._unfinished and self.key is not None:
             self._unfinished = False
-            self._door.crowd.finish_handshake(self._key)
+            self._door.crowd.finish_handshake(self.key)
+
+    def note_request(self) -> None:
+        """Record that the client has sent a whole request: others give way before it."""
+        self._door.unproved.move_back(self)
+
+    def prove(self) -> None:
+        """Record that the client has proved who it is: it gives way to nobody."""
+        self._door.unproved.remove(self)
 
     def leave(self) -> None:
-        """Count the connection as closed."""
+        """Count the connection as closed; it may have given way before."""
+        if self._left:
+            return
+        self._left = True
         self.finish_handshake()
+        self._door.unproved.remove(self)
         self._door.count -= 1
-        if self._key is not None:
-            self._door.crowd.leave(self._key)
+        if self.key is not None:
+            self._door.crowd.leave(self.key)
+
+    def give_way(self, text: str) -> None:
+        """Close the connection, which makes room for another one."""
+        self._door.refuse(logging.INFO, name_of(self._transport.get_extra_info("peername")), "limit", text)
+        self.leave()
+        self._transport.abort()
+
+
+class Unproved:
+    """The places of clients that have proved nothing, by address; those without a request for longest are the first."""
+
+    def __init__(self) -> None:
+        self._places: dict[str | None, dict[Place, None]] = {}
+
+    def add(self, place: Place) -> None:
+        """Add a new place."""
+        self._places.setdefault(place.key, {})[place] = None
+
+    def remove(self, place: Place) -> None:
+        """Remove a place, if it is there."""
+        places = self._places.get(place.key)
+        if places is None or place not in places:
+            return
+        del places[place]
+        if not places:
+            del self._places[place.key]
+
+    def move_back(self, place: Place) -> None:
+        """Record that the other places of its address give way before this one, if it is there."""
+        places = self._places.get(place.key)
+        if places is not None and place in places:
+            del places[place]
+            places[place] = None
+
+    def first(self) -> Place | None:
+        """Return the place that gives way next: one of the address with the most, so that no address ousts others."""
+        if not self._places:
+            return None
+        address = max(self._places, key=lambda address: len(self._places[address]))
+        return next(iter(self._places[address]))
 
 
 class Door:
@@ -65,17 +120,15 @@ class Door:
         self._log = limited_log
         self._connections_max = connections_max
         self._is_admin = is_admin
+        self.unproved = Unproved()
+        """Of the administration endpoint: who may not administer must not keep out who may."""
         metrics.connections_max.labels(protocol).set(connections_max)
 
     def enter(self, transport: asyncio.Transport) -> Place | None:
         """Return the place of a new connection, or close the connection and return `None`."""
         peer = transport.get_extra_info("peername")
         key = self.crowd.key_of(peer[0]) if isinstance(peer, tuple) else None
-        refusal = None if key is None else self.crowd.refusal(key)
-        if self.count >= self._connections_max:
-            refusal = "limit", f"{self._connections_max} connections are open"
-        elif self._is_reserved(transport):
-            refusal = "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)"
+        refusal = self._refusal(key, transport)
         if refusal is not None:
             self.refuse(logging.WARNING, name_of(peer), *refusal)
             transport.abort()
@@ -83,7 +136,26 @@ class Door:
         self.count += 1
         if key is not None:
             self.crowd.enter(key)
-        return Place(self, key)
+        place = Place(self, key, transport)
+        if self._is_admin:
+            self.unproved.add(place)
+        return place
+
+    def _refusal(self, key: str | None, transport: asyncio.Transport) -> tuple[str, str] | None:
+        """Return reason and text if a connection cannot be let in; another one may give way to it."""
+        refusal = None if key is None else self.crowd.refusal(key)
+        if refusal is not None:
+            return refusal
+        if self._is_reserved(transport):
+            return "descriptors", "file descriptors run out; raise LimitNOFILE (ulimit -n)"
+        if self.count < self._connections_max:
+            return None
+        text = f"{self._connections_max} connections are open"
+        place = self.unproved.first()
+        if place is None:
+            return "limit", text
+        place.give_way(f"{text}, and this client has proved nothing: it gives way to a new one")
+        return None
 
     def _is_reserved(self, transport: asyncio.Transport) -> bool:
         """Return whether the connection took a descriptor of the reserve; the client of an edge takes none here."""

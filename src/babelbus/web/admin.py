@@ -75,6 +75,7 @@ class AdminServer:
             tls=tls,
             door=door,
         )
+        self._callers.on_entered = self._limits.prove
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hmac
 import math
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -130,6 +131,8 @@ class Callers:
         self._token = token.encode()
         self._sessions = sessions
         sessions.on_ended = self._session_ended
+        self.on_entered: Callable[[web.Request], None] = lambda request: None
+        """Called with each request whose caller is known."""
         sessions.is_running = lambda session: any(one.session is session for _, one, _ in self._open.values())
         self._gate = gate
         self._proofs = proofs
@@ -148,6 +151,7 @@ class Callers:
         caller = await self._identify(request)
         request[_CALLER] = caller
         self._open[id(request)] = request, caller, asyncio.current_task()
+        self.on_entered(request)
         if caller.session is None:
             self._note_login(caller.identity, request.remote or "local")
         else:

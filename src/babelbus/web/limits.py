@@ -42,7 +42,7 @@ class ConnectionLimits:
         self._metrics = metrics
         self._tls = tls
         self._guests: dict[asyncio.BaseTransport, _Guest] = {}
-        """Connections without a request so far."""
+        """The open connections; over TLS, by the transport of what is decrypted."""
         self._server: web.Server | None = None
         self.door = door or Door(
             NAME,
@@ -78,15 +78,21 @@ class ConnectionLimits:
         self._guests[guest.transport] = guest
 
     def end(self, guest: "_Guest") -> None:
-        """Drop a connection that is closed or has sent its first request."""
+        """Drop a connection that is closed."""
         self._guests.pop(guest.transport, None)
+
+    def prove(self, request: web.Request) -> None:
+        """Record that the client of a request has proved who it is: its connection does not give way to new ones."""
+        guest = None if request.transport is None else self._guests.get(request.transport)
+        if guest is not None and guest.place is not None:
+            guest.place.prove()
 
     @web.middleware
     async def guard(self, request: web.Request, handler: HttpHandler) -> web.StreamResponse:
         """Keep the connection open: the head of a request has come."""
-        guest = None if request.transport is None else self._guests.pop(request.transport, None)
+        guest = None if request.transport is None else self._guests.get(request.transport)
         if guest is not None:
-            guest.finish_handshake()
+            guest.note_request()
         return await handler(request)
 
     def close(self) -> None:
@@ -153,11 +159,12 @@ class _Guest(asyncio.Protocol):
         self._limits.end(self)
         self._protocol.connection_lost(error)
 
-    def finish_handshake(self) -> None:
-        """Wait no longer for the first request."""
+    def note_request(self) -> None:
+        """Wait no longer for the first request: this may be it."""
         self.deadline.cancel()
         if self.place is not None:
             self.place.finish_handshake()
+            self.place.note_request()
 
     def _expire(self) -> None:
         self._refuse("handshake", f"no request within {self._limits.door.handshake_seconds:g} s")

@@ -222,18 +222,19 @@ def full(world: World, *, free: int) -> Iterator[None]:
     host, port = world.server.addresses["admin"].split(":")
     with contextlib.ExitStack() as stack:
         taken = []
-        while client := _stay(host, int(port)):
+        while client := _stay(host, int(port), world.token):
             taken.append(stack.enter_context(client))
         for one in taken[:free]:
             one.close()
         yield
 
 
-def _stay(host: str, port: int) -> socket.socket | None:
-    """Return a connection that has had an answer, `None` if there is no place for another."""
+def _stay(host: str, port: int, token: str) -> socket.socket | None:
+    """Return a connection that has proved who it is, `None` if there is no place for another: others give way."""
     client = socket.create_connection((host, port), SAFETY_NET_SECONDS)
     try:
-        client.sendall(b"GET /ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        head = f"GET /api/server HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
+        client.sendall(head.encode())
         if client.recv(2**16).startswith(b"HTTP/1.1 200"):
             return client
     except ConnectionError:
