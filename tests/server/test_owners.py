@@ -1,6 +1,7 @@
 """Sessions go from one owner to the next, each guarded by itself: both owners run in this process."""
 
 import asyncio
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from babelbus.config import WorterbuchSettings
 from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.service import Continued, StreamService
+from babelbus.server import handover
 from babelbus.server.handover import Handover, _Session, _Sessions
-from babelbus.storage.files import LocalFiles
-from tests.support.handover import Device, Owners, owners
+from babelbus.storage.files import FILE_MODE, LocalFiles
+from tests.support.handover import Device, HeldFiles, Owners, owners
+from tests.support.link import until
 from tests.support.server import configure, connections_of
-from tests.support.worterbuch import ack, put, state, subscribe
+from tests.support.worterbuch import ack, named, put, state, subscribe
 
 
 def connection_of(owned: Owners, device: Device) -> Connection:
@@ -58,7 +61,7 @@ def test_a_session_that_fails_while_it_is_handed_over_ends_alone(
 
     async def test() -> None:
         async with owners(tmp_path) as owned:
-            failing, device, direct = await owned.dial(), await owned.dial(), await owned.dial(direct=True)
+            failing, device, direct = await owned.dial(), await owned.dial(), await owned.dial("owner")
             session = connection_of(owned, failing)._session
             defect = property(fail) if step == "is_portable" else fail
             monkeypatch.setattr(session, "__class__", type("Failing", (type(session),), {step: defect}))
@@ -100,3 +103,79 @@ def test_a_session_that_cannot_be_read_costs_nobody_else_his_session(
     Handover(LocalFiles(), str(tmp_path), 4)._write(_Sessions(4, [raw({"id": 7}), raw(good)]))
     assert asyncio.run(Handover(LocalFiles(), str(tmp_path), 5).read()) == ["owner"]
     assert "a session of the last owner does not go on" in caplog.text
+
+
+def test_a_member_that_is_lost_while_sessions_are_written_costs_nobody_else_his_session(tmp_path: Path) -> None:
+    async def test() -> None:
+        files = HeldFiles()
+        async with owners(tmp_path, files=files) as owned:
+            frail = await owned.open_edge("frail")
+            holder, waiting, direct = [await owned.dial(name) for name in ("frail", "member", "owner")]
+            will = f"$SYS/clients/{holder.client_id}/lastWill"
+            assert await holder.ask(put(1, will, [{"key": "state", "value": "off"}])) == ack(1)
+            assert await holder.ask(named("lock", 2, "job")) == ack(2)
+            waiting.say(named("acquireLock", 3, "job"))
+            assert await waiting.ask(subscribe(4, "state")) == ack(4)
+            assert await direct.ask(subscribe(4, "state")) == ack(4)
+            stopping = asyncio.create_task(owned.server.stop(goes_on=True))
+            await files.writing.wait()
+            frail.disconnect("lost")
+            await until(lambda: len(owned.server.core_end.links) == 1)
+            files.allowed.set()
+            await stopping
+            await owned.follow()
+            await owned.end_absence(1)  # the client of the lost member does not come
+            heard = [await waiting.hear(), await waiting.hear()]
+            assert sorted(heard, key=str) == [ack(3), state(4, "off")]
+            assert await direct.hear() == state(4, "off")
+            assert await waiting.ask(named("releaseLock", 5, "job")) == ack(5)
+
+    asyncio.run(test())
+
+
+def test_an_owner_that_cannot_write_sessions_leaves_no_client_that_nobody_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(LocalFiles):
+        def replace_file(self, path: str, content: bytes, *, mode: int = FILE_MODE) -> None:
+            raise OSError(errno.ENOSPC, "no room")
+
+    async def test() -> None:
+        async with owners(tmp_path, files=Full()) as owned:
+            clients = [await owned.dial(name) for name in ("member", "owner")]
+            for number, client in enumerate(clients):
+                will = f"$SYS/clients/{client.client_id}/lastWill"
+                assert await client.ask(put(1, will, [{"key": f"will/{number}", "value": 1}])) == ack(1)
+            await owned.move()
+            assert [await client.is_closed() for client in clients] == [True, True]
+            assert [owned.server.broker.state.find(f"will/{number}") for number in (0, 1)] == [b"1", b"1"]
+
+    asyncio.run(test())
+    assert "no session goes on at the next owner" in caplog.text
+
+
+@pytest.mark.parametrize("rounds", [10, 1])
+def test_a_lock_of_a_session_that_ends_late_is_granted_once_and_its_will_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    monkeypatch.setattr(handover, "ROUNDS_MAX", rounds)
+
+    async def test() -> None:
+        async with owners(tmp_path) as owned:
+            holder, waiting = await owned.dial(), await owned.dial()
+            will = f"$SYS/clients/{holder.client_id}/lastWill"
+            assert await holder.ask(put(1, will, [{"key": "state", "value": "off"}])) == ack(1)
+            assert await holder.ask(named("lock", 2, "job")) == ack(2)
+            waiting.say(named("acquireLock", 3, "job"))
+            assert await waiting.ask(subscribe(4, "state")) == ack(4)
+            session = connection_of(owned, holder)._session
+            assert session is not None
+            looks = [session.continuation(), *[None] * rounds]  # it has become slow
+            monkeypatch.setattr(session, "continuation", lambda: looks.pop(0))
+            await owned.move()
+            assert await holder.is_closed()
+            heard = [await waiting.hear(), await waiting.hear()]
+            assert sorted(heard, key=str) == [ack(3), state(4, "off")]
+            assert await waiting.ask(named("releaseLock", 5, "job")) == ack(5)
+
+    asyncio.run(test())

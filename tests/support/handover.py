@@ -3,19 +3,21 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from babelbus.clock import SystemClock
 from babelbus.config import Config
-from babelbus.link.client import EdgeListener
+from babelbus.link.client import Client, EdgeListener
 from babelbus.link.edge import Edge
 from babelbus.listening.sockets import open_sockets
 from babelbus.server.app import Server
 from babelbus.server.handover import Handover
-from babelbus.storage.files import FileSystem, LocalFiles
+from babelbus.storage.files import FILE_MODE, FileSystem, LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.link import until
 from tests.support.server import configure
 
 LISTENER = "worterbuch-tcp"
@@ -55,6 +57,20 @@ class Device:
         self.writer.transport.abort()
 
 
+class HeldFiles(LocalFiles):
+    """The files of an owner, whose sessions are not written before a test allows it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.writing = asyncio.Event()
+        self.allowed = threading.Event()
+
+    def replace_file(self, path: str, content: bytes, *, mode: int = FILE_MODE) -> None:
+        self._loop.call_soon_threadsafe(self.writing.set)
+        assert self.allowed.wait(SAFETY_NET_SECONDS)
+        super().replace_file(path, content, mode=mode)
+
+
 class Owners:
     """The owners, the first of which has begun, and the edge of another member."""
 
@@ -64,22 +80,21 @@ class Owners:
         self._files = files or LocalFiles()
         self._epoch = 0
         self._devices: list[Device] = []
-        self._address = ("", 0)
+        self._edges: list[Edge] = []
+        self.addresses: dict[str, tuple[str, int]] = {}
         self.server: Server
-        self.edge = self.make_edge("member")
+        self.edge: Edge
+        """That of the member."""
 
     def make_edge(self, name: str) -> Edge:
-        return Edge(name, SystemClock(), waiting_max=10, waiting_seconds=SAFETY_NET_SECONDS)
+        edge = Edge(name, SystemClock(), waiting_max=10, waiting_seconds=SAFETY_NET_SECONDS)
+        self._edges.append(edge)
+        return edge
 
     @property
     def handover(self) -> Handover:
         assert self.server._handover is not None
         return self.server._handover
-
-    async def open(self) -> None:
-        sockets = await open_sockets("127.0.0.1", 0)
-        self._address = sockets[0].getsockname()
-        await self.edge.open([EdgeListener(LISTENER, sockets)])
 
     async def begin(self) -> None:
         """Start the next owner."""
@@ -94,12 +109,12 @@ class Owners:
         host, _, port = self.server.core_end.address.rpartition(":")
         await (edge or self.edge).connect(host, int(port))
 
-    async def dial(self, *, direct: bool = False) -> Device:
-        """Return a client of the member, or of the owner itself."""
-        if direct:
+    async def dial(self, name: str = "member") -> Device:
+        """Return a client of a member, or of the owner itself."""
+        if name == "owner":
             host, _, port = self.server.addresses[LISTENER].rpartition(":")
             return await self.welcome(*await asyncio.open_connection(host, int(port)))
-        return await self.welcome(*await asyncio.open_connection(*self._address))
+        return await self.welcome(*await asyncio.open_connection(*self.addresses[name]))
 
     async def welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Device:
         device = Device(reader, writer)
@@ -110,29 +125,52 @@ class Owners:
     async def move(self) -> None:
         """End the owner, which goes on as a member, and start the next one, with both members linked to it."""
         await self.server.stop(goes_on=True)
+        await self.follow()
+
+    async def follow(self) -> None:
+        """Start the next owner, with the members linked to it."""
         released = self.server.released
         await self.begin()
         await self.link()
         if released:
-            edge = self.make_edge("owner")
-            edge.adopt(released)
-            await self.link(edge)
+            await self.link_released(released)
+
+    async def link_released(self, released: list[Client]) -> None:
+        edge = self.make_edge("owner")
+        edge.adopt(released)
+        await self.link(edge)
+
+    async def end_absence(self, count: int) -> None:
+        """End the sessions of clients that do not come, once these are so many."""
+        core_end = self.server.core_end
+        await until(lambda: len(core_end.absent) == count)
+        self.handover._end_absence(core_end)
+
+    async def open_edge(self, name: str) -> Edge:
+        """Return the edge of one more member, linked to the owner."""
+        edge = self.make_edge(name)
+        sockets = await open_sockets("127.0.0.1", 0)
+        self.addresses[name] = sockets[0].getsockname()
+        await edge.open([EdgeListener(LISTENER, sockets)])
+        await self.link(edge)
+        return edge
 
     async def close(self) -> None:
         for device in self._devices:
             device.leave()
-        await self.edge.stop()
-        await self.server.stop()
+        for edge in self._edges:
+            await edge.stop()
+        if not self.server.stopping:
+            await self.server.stop()
 
 
 @contextlib.asynccontextmanager
 async def owners(folder: Path, config: Config | None = None, files: FileSystem | None = None) -> AsyncIterator[Owners]:
     """The first of the owners, linked to the member."""
     one = Owners(folder, config, files)
-    await one.open()
     await one.begin()
     try:
-        await one.link()
+        one.edge = await one.open_edge("member")
         yield one
     finally:
         await one.close()

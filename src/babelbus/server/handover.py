@@ -37,6 +37,8 @@ PAUSE_SECONDS = 1.0
 """How long a member may take to read nothing more of its clients."""
 END_SECONDS = 1.0
 """How long the connections that end may take for it."""
+ROUNDS_MAX = 10
+"""How often the ends of sessions may end others, which do not take what they are told of them."""
 STEP_SECONDS = 0.01
 ABSENT_SECONDS = 15.0
 """How long a client may take to come over the link of its member."""
@@ -63,6 +65,8 @@ class _Sessions(msgspec.Struct, frozen=True):
     """Each a `_Session`, encoded by itself."""
     kept: dict[str, bytes] = {}
     """Content that services need beside their sessions, by service."""
+    ended: list[str] = []
+    """Owners of testaments whose sessions ended with this owner: the next one executes them, and tells the others."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,16 +109,29 @@ class _Client:
         self.session = _encode(session)
         return True
 
-    def hand_over(self) -> Client | None:
-        """Release the client; return it if it waits for the next owner at this member."""
+    def release(self) -> None:
+        """Release the session: from now on nothing that happens here changes it, or is told to it."""
         connection = self.connection
-        connection.leave()
+        try:
+            connection.leave()
+        except Exception:  # a defect in one session must not end all others; this one is written down, too
+            log.exception("%s %s: the session cannot be released", connection.protocol, connection.peer)
+
+    def pass_on(self) -> Client | None:
+        """Keep the client, whose session is released, for the next owner; return it if it waits at this member."""
+        connection = self.connection
+        if connection.transport.is_closing():  # the client has left meanwhile
+            return None
         return Client.of_session(connection.transport, EdgeListener(connection.protocol, []), self.id)
 
     def end(self) -> None:
         """End the session here."""
         self.connection.stays = False
         self.connection.drain()
+        self.connection.close()
+
+    def close(self) -> None:
+        """Close the connection of a client whose session is released."""
         self.connection.close()
 
 
@@ -131,10 +148,10 @@ class _LinkedClient(_Client):
         """Whether nothing of the client waits in its transport, in either direction."""
         return self._transport.is_settled
 
-    def hand_over(self) -> None:
-        """Release the client: its member knows where it waits."""
-        self._link.hand_over(self._transport, self.id)
-        self.connection.leave()
+    def pass_on(self) -> None:
+        """Send to the member of the client which session waits for it; if the link broke, no owner hears of it."""
+        if not self._transport.is_lost:
+            self._link.hand_over(self._transport, self.id)
 
 
 class Handover:
@@ -145,6 +162,7 @@ class Handover:
         self._path = os.path.join(folder, FILE_NAME)
         self._epoch = epoch
         self._sessions: list[_Session] = []
+        self._ended: list[str] = []
         self._kept: dict[str, bytes] = {}
         self._clients: list[_Client] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -158,13 +176,13 @@ class Handover:
         except (BabelbusError, OSError, msgspec.MsgspecError) as error:  # the clients connect again
             log.warning("the sessions of the last owner do not go on: %s", error)
             return []
-        self._kept = handed.kept
+        self._kept, self._ended = handed.kept, handed.ended
         for raw in handed.sessions:
             try:
                 self._sessions.append(_decode_session(raw))
             except msgspec.MsgspecError as error:
                 log.warning("a session of the last owner does not go on: %s", error)
-        return [session.owner for session in self._sessions]
+        return [*(session.owner for session in self._sessions), *self._ended]
 
     def _take(self) -> _Sessions:
         nothing = _Sessions(0, [])
@@ -178,6 +196,7 @@ class Handover:
     async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
         """Continue the sessions, before anybody is served."""
         sessions, self._sessions = self._sessions, []
+        ended, self._ended = self._ended, []
         kept, self._kept = self._kept, {}
         present: set[str] = set()
         for service in _stream_services(services.values()):
@@ -191,7 +210,7 @@ class Handover:
                 log.exception("sessions of %s do not go on", service.name)
                 for one in made:
                     one.transport.abort()
-        if not sessions:
+        if not sessions and not ended:
             return
         broker.state.call_back(present)
         log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))
@@ -250,44 +269,66 @@ class Handover:
         Returns those that wait at this member for the next owner.
         """
         clients, self._clients = self._clients, []
-        streams = _stream_services(services)
         try:
-            kept = {service.name: content for service in streams if (content := service.keep())}
-            return await self._hand_over(clients, streams, kept, broker) if clients or kept else []
+            return await self._hand_over(clients, _stream_services(services), broker)
         except Exception:  # a defect in this must not keep the data from the next owner
             log.exception("sessions do not go on at the next owner")
+            broker.state.away = frozenset()
+            for client in clients:
+                client.close()
             return []
 
-    async def _hand_over(
-        self, clients: list[_Client], services: list[StreamService], kept: dict[str, bytes], broker: Broker
-    ) -> list[Client]:
-        size_bytes = sum(map(len, kept.values()))
-        staying = _staying(clients, size_bytes)
-        await _until_gone(services)
-        await broker.state.hand_over(client.owner for client in staying)
-        handed = _staying(staying, size_bytes)  # others have become slow, or are gone
-        sessions = [msgspec.Raw(client.session) for client in handed]
+    async def _hand_over(self, clients: list[_Client], services: list[StreamService], broker: Broker) -> list[Client]:
+        staying, ended = await _end_others(clients, services, broker)
+        # In the turn of the last look, so that nothing comes between: a lock would be passed on here and there, too.
+        for client in (*staying, *ended):
+            client.release()
+        owners, gone = [client.owner for client in staying], [client.owner for client in ended]
+        broker.state.away = frozenset((*owners, *gone))
+        kept = _keep(services)
+        handed = _Sessions(self._epoch, [msgspec.Raw(client.session) for client in staying], kept, gone)
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._write, _Sessions(self._epoch, sessions, kept))
+            await asyncio.get_running_loop().run_in_executor(None, self._write, handed)
         except (BabelbusError, OSError) as error:
             log.warning("no session goes on at the next owner: %s", error)
-            for client in handed:
-                client.end()
-            handed = []
-        broker.state.away = frozenset(client.owner for client in handed)
-        if handed:
-            log.info("%d sessions go on at the next owner", len(handed))
-        released = [client.hand_over() for client in handed]
-        return [client for client in released if client is not None]
+            broker.state.away = frozenset()
+            staying, ended = [], [*staying, *ended]
+        for client in ended:
+            client.close()
+        if staying:
+            log.info("%d sessions go on at the next owner", len(staying))
+        return [waiting for client in staying if (waiting := _pass_on(client)) is not None]
 
     def _write(self, handed: _Sessions) -> None:
-        if handed.sessions or handed.kept:
+        if handed.sessions or handed.kept or handed.ended:
             self._files.replace_file(self._path, _encode(handed))
 
 
-def _staying(clients: list[_Client], size_bytes: int) -> list[_Client]:
-    """Return the clients whose sessions can go on behind so many bytes; end the others."""
+async def _end_others(
+    clients: list[_Client], services: list[StreamService], broker: Broker
+) -> tuple[list[_Client], list[_Client]]:
+    """End the sessions that cannot go on, until those that go on have heard of every end.
+
+    Returns the clients that go on, and clients that could go on until this turn of the event loop.
+    """
+    staying, others = _look(clients, services)
+    is_told, rounds = False, ROUNDS_MAX
+    while rounds and (others or not is_told):
+        rounds -= 1
+        for client in others:
+            client.end()
+        await _until_gone(services)
+        await broker.state.hand_over(client.owner for client in staying)
+        is_told = True
+        staying, others = _look(staying, services)  # some have become slow, or are gone
+    return staying, others
+
+
+def _look(clients: list[_Client], services: list[StreamService]) -> tuple[list[_Client], list[_Client]]:
+    """Return the clients whose sessions can go on, and the others."""
+    size_bytes = sum(map(len, _keep(services).values()))
     staying: list[_Client] = []
+    others: list[_Client] = []
     for client in clients:
         try:
             can_stay = client.look()
@@ -295,12 +336,36 @@ def _staying(clients: list[_Client], size_bytes: int) -> list[_Client]:
             connection = client.connection
             log.exception("%s %s: the session cannot go on", connection.protocol, connection.peer)
             can_stay = False
-        size_bytes += len(client.session)
-        if can_stay and size_bytes <= BYTES_MAX and len(staying) < SESSIONS_MAX:
+        if can_stay and size_bytes + len(client.session) <= BYTES_MAX and len(staying) < SESSIONS_MAX:
+            size_bytes += len(client.session)
             staying.append(client)
         else:
-            client.end()
-    return staying
+            others.append(client)
+    return staying, others
+
+
+def _keep(services: list[StreamService]) -> dict[str, bytes]:
+    """Return the content that services need beside their sessions."""
+    kept: dict[str, bytes] = {}
+    for service in services:
+        try:
+            content = service.keep()
+        except Exception:  # a defect in one service must not end the sessions of all
+            log.exception("%s keeps nothing for the next owner", service.name)
+            continue
+        if content:
+            kept[service.name] = content
+    return kept
+
+
+def _pass_on(client: _Client) -> Client | None:
+    try:
+        return client.pass_on()
+    except Exception:  # a defect in one client must not leave others that nobody reads
+        connection = client.connection
+        log.exception("%s %s: the client cannot wait for the next owner", connection.protocol, connection.peer)
+        client.close()
+        return None
 
 
 def _stream_services(services: Iterable[Service]) -> list[StreamService]:
