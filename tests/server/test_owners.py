@@ -10,6 +10,9 @@ import msgspec
 import pytest
 
 from babelbus.config import WorterbuchSettings
+from babelbus.core.access import CLIENT, SERVER
+from babelbus.core.publish import Publication
+from babelbus.core.record import Event
 from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.service import Continued, StreamService
@@ -19,7 +22,7 @@ from babelbus.storage.files import FILE_MODE, LocalFiles
 from tests.support.handover import Device, HeldFiles, Owners, owners
 from tests.support.link import until
 from tests.support.server import configure, connections_of
-from tests.support.worterbuch import ack, named, put, state, subscribe
+from tests.support.worterbuch import ack, named, pstate, psubscribe, put, state, subscribe
 
 
 def connection_of(owned: Owners, device: Device) -> Connection:
@@ -177,5 +180,24 @@ def test_a_lock_of_a_session_that_ends_late_is_granted_once_and_its_will_told_on
             heard = [await waiting.hear(), await waiting.hear()]
             assert sorted(heard, key=str) == [ack(3), state(4, "off")]
             assert await waiting.ask(named("releaseLock", 5, "job")) == ack(5)
+
+    asyncio.run(test())
+
+
+def test_events_that_are_not_flushed_yet_are_told_before_sessions_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with owners(tmp_path) as owned:
+            device, broker = await owned.dial(), owned.server.broker
+            await broker.create_topic("orders", 1, {"ack": "flushed"}, SERVER)
+            assert await device.ask(psubscribe(1, "orders/#", liveOnly=True)) == ack(1)
+            partition = broker.topic("orders").partition(0)
+            monkeypatch.setattr(partition, "_request_flush", lambda **_: None)  # the disk is slow
+            published = broker.publish(Publication(CLIENT, "test", [Event("orders/1", b"1")]))
+            assert not published.done
+            await owned.move()
+            assert await device.hear() == pstate(1, "orders/#", {"orders/1": "1"})
+            assert published.done
 
     asyncio.run(test())

@@ -1,6 +1,7 @@
 """The broker that all sessions use: the topics of `catalog`, publishing, live subscriptions, requests, the state."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal
@@ -25,6 +26,7 @@ from babelbus.core.access.gate import NOTE_ADVICE, NOTE_NAME, Gate, NotedVersion
 from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
+from babelbus.core.partition import Partition
 from babelbus.core.publish import Payloads, Publication
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt, join
@@ -50,7 +52,7 @@ from babelbus.core.subject import Pattern, is_text, text_of
 from babelbus.core.tail import TailBudget
 from babelbus.core.topic import RESERVED_PREFIX, ReservedTopicError, Topic, stamped
 from babelbus.core.transactions import Staging
-from babelbus.errors import BabelbusError
+from babelbus.errors import BabelbusError, StorageError
 from babelbus.metrics import Metrics
 from babelbus.records.envelope import CONTENT_TYPE, JSON_TYPE, SOURCE_HEADER
 from babelbus.records.record import Headers
@@ -425,6 +427,11 @@ class Broker(Catalog):
             return receipt, NOTHING_PUBLISHED[1]
         return receipt, lambda: router.route(stamped(live, self._clock.now_ms()))
 
+    async def settle(self) -> None:
+        """Wait until everything that was published is stored, and live subscribers have heard of it, or has failed."""
+        while partitions := [one for topic in self.topics() for one in topic.partitions if one.is_unsettled]:
+            await asyncio.gather(*map(_flush, partitions))
+
     async def close(self) -> None:
         """Flush and close everything; publishers that wait for an ack are answered."""
         if hasattr(self, "gate"):
@@ -439,3 +446,8 @@ class Broker(Catalog):
 def _note_not_retained(receipt: Promise) -> None:
     if receipt.error is not None:
         log.warning("events were recorded but not kept as state: %s", receipt.error)
+
+
+async def _flush(partition: Partition) -> None:
+    with contextlib.suppress(StorageError):  # its publishers are told, and nothing waits any more
+        await partition.flush()

@@ -94,6 +94,11 @@ class Partition:
         return self._closed
 
     @property
+    def is_unsettled(self) -> bool:
+        """Whether something was published that readers may not see before a flush."""
+        return not self._closed and (self.pending is not None or bool(self._waiting or self._unwritten))
+
+    @property
     def next_offset(self) -> int:
         """The offset that the next record gets; gathered records are appended first."""
         if self.pending is not None:

@@ -319,6 +319,7 @@ async def _end_others(
             client.end()
         await _until_gone(services)
         await broker.state.hand_over(client.owner for client in staying)
+        await broker.settle()
         is_told = True
         staying, others = _look(staying, services)  # some have become slow, or are gone
     return staying, others
