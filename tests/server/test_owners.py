@@ -201,3 +201,21 @@ def test_events_that_are_not_flushed_yet_are_told_before_sessions_go_on(
             assert published.done
 
     asyncio.run(test())
+
+
+def test_nothing_is_taken_over_the_administration_once_sessions_have_left(tmp_path: Path) -> None:
+    async def test() -> None:
+        files = HeldFiles()
+        async with owners(tmp_path, configure(tmp_path, admin=True), files) as owned:
+            await owned.dial()
+            host, _, port = owned.server.addresses["admin"].rpartition(":")
+            stopping = asyncio.create_task(owned.server.stop())
+            await files.writing.wait()
+            try:
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection(host, int(port))
+            finally:
+                files.allowed.set()
+                await stopping
+
+    asyncio.run(test())

@@ -546,14 +546,14 @@ class Server:
             await asyncio.sleep(DRAIN_STEP_SECONDS)
         for service in services:
             service.close()
+        if hasattr(self, "administration"):  # before the clients leave that hear what is published there
+            await self.administration.stop()
         if self._handover is not None:
             self.released = await self._handover.end(services, self.broker)
         if hasattr(self, "broker"):
             await self.broker.close()
         for service in services:
             service.abort()
-        if hasattr(self, "administration"):
-            await self.administration.stop()
         if self._core_end is not None:
             await self._core_end.close()
         if self._edges is not None:
