@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from babelbus.config import TlsSettings
+from babelbus.link import peer
 from babelbus.link.edge import Edge
+from babelbus.link.frames import PING, encode
+from babelbus.link.security import LinkTls
 from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.listening.certificates import Certificates
 from babelbus.server.handover import Handover
 from babelbus.storage.files import LocalFiles
-from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.bus import SAFETY_NET_SECONDS, turns
 from tests.support.certificates import Authority
 from tests.support.hesitant import Hesitant, connect
 from tests.support.link import Linked, Session, until
@@ -37,16 +42,22 @@ class Cluster:
         reader, writer = await self.first.dial(self.address, self.context)
         return reader, writer, await self.first.session()
 
-    async def open(self) -> None:
-        await self.first.core.listen("127.0.0.1", 0)
+    async def open(self, kind: str = "tcp", tls: LinkTls | None = None) -> None:
+        await self.first.core.listen("127.0.0.1", 0, tls)
         await self.second.core.listen("127.0.0.1", 0)
         self.address = await self.first.open(self.edge)
-        await self.first.link(self.edge, "tcp")
+        if kind == "unix":  # as of a member that owns the data itself
+            ours, theirs = socket.socketpair()
+            linking = self.first.core.adopt(ours, "member", is_of_member=True)
+            await asyncio.gather(linking, self.edge.connect_socket(theirs))
+        else:
+            await self.first.link(self.edge, kind, None if tls is None else tls.client)
 
     async def pause(self) -> None:
         self.first.core.stop_accepting()
         [link] = await self.first.core.pause_members(SAFETY_NET_SECONDS)
-        self.link = link
+        assert self.edge._link is not None
+        self.link, self.edge_link = link, self.edge._link
 
     async def leave(self) -> None:
         await self.first.core.close()
@@ -62,9 +73,11 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(authority: Authority | None = None) -> AsyncIterator[Cluster]:
+async def cluster(
+    authority: Authority | None = None, kind: str = "tcp", link_tls: LinkTls | None = None
+) -> AsyncIterator[Cluster]:
     one = Cluster(authority)
-    await one.open()
+    await one.open(kind, link_tls)
     try:
         yield one
     finally:
@@ -179,5 +192,56 @@ def test_a_client_whose_request_is_not_done_yet_may_go_on(tmp_path: Path) -> Non
             session.may_go_on = True
             connection.room()
             assert connection.continuation() is not None
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
+def test_a_member_that_still_sends_while_its_core_ends_loses_no_session(
+    tmp_path: Path, kind: str, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def test() -> None:
+        authority = Authority(tmp_path)
+        cert_file, key_file = authority.issue("core")
+        tls = LinkTls(str(cert_file), str(key_file), str(authority.path)) if kind == "tls" else None
+        async with cluster(kind=kind, link_tls=tls) as both:
+            reader, _, session = await both.dial()
+            await both.pause()
+            link = both.edge_link
+            link.transport.pause_reading()  # it has no time
+            link.send(PING)
+            link._flush()  # on its way when the core ends
+            received_bytes = both.link.received_bytes
+            session.transport.write(b"last")
+            both.link.hand_over(session.transport, ID)
+            closing = asyncio.create_task(both.first.core.close())
+            for _ in range(3):
+                await turns(20)
+                link.send(PING)
+                link._flush()
+            link.transport.resume_reading()
+            await closing
+            await until(lambda: not both.edge.is_connected)
+            assert await reader.readexactly(4) == b"last"
+            assert both.edge.connections == 1
+            if kind != "tls":  # which ends both ways, and waits for the other end by itself
+                assert both.link.received_bytes - received_bytes >= 4 * len(encode(PING))
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(test())
+
+
+def test_a_member_that_hangs_holds_the_end_of_its_core_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CLOSE_SECONDS", 0.01)
+
+    async def test() -> None:
+        async with cluster() as both:
+            await both.dial()
+            await both.pause()
+            both.edge_link.transport.pause_reading()
+            await both.first.core.close()
+            await both.link.done
+            assert both.edge.is_connected
 
     asyncio.run(test())

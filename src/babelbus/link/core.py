@@ -148,7 +148,9 @@ class CoreLink(Peer):
         self.go_on()
 
     def handle(self, frames: list[Frame]) -> None:
-        """Handle frames of the edge."""
+        """Handle frames of the edge; once the core ends they are read, and mean nothing any more."""
+        if self.is_closing:
+            return
         transports = self.transports
         if not self.name and frames:
             kind, _, _, payload = frames.pop(0)

@@ -20,7 +20,7 @@ LOCAL_SILENCE_SECONDS = 60.0
 FRAMES_MAX = 64
 """Frames that are handled in one turn of the event loop: thousands of new clients would hold it."""
 CLOSE_SECONDS = 2.0
-"""How long the last frames may take to be sent."""
+"""How long the last frames may take to be sent, and the other end to close the link: it may hang."""
 
 
 class Peer(asyncio.Protocol):
@@ -44,6 +44,8 @@ class Peer(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._silent_turns = 0
         self._lost = False
+        self.is_closing = False
+        """Whether this end sends nothing more: it waits for the end of the other one."""
         self.transport: Any = None
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -176,7 +178,7 @@ class Peer(asyncio.Protocol):
             self._schedule()
 
     def _schedule(self) -> None:
-        if self._lost:
+        if self._lost or self.is_closing:
             self._parts.clear()
             return
         self._scheduled = True
@@ -185,7 +187,7 @@ class Peer(asyncio.Protocol):
     def _flush(self) -> None:
         self._scheduled = False
         parts = self._parts
-        if parts and not self._lost:
+        if parts and not (self._lost or self.is_closing):
             data = b"".join(parts)
             self.sent_bytes += len(data)
             self._parts = []
@@ -214,12 +216,20 @@ class Peer(asyncio.Protocol):
             self.transport.abort()
 
     async def close(self, reason: str = "closed") -> None:
-        """Close the link when what was written is sent, or after `CLOSE_SECONDS`."""
+        """Close the link when what was written is sent, and the other end has closed it, or after `CLOSE_SECONDS`.
+
+        One way is closed first, and the other one is read to its end: if bytes of the other end were still on their
+        way, a close of both would reset the connection, and cost that end what it has not read.
+        """
         self.end_reason = self.end_reason or reason
         if self.transport is None or self._lost:
             return
         self._flush()
-        self.transport.close()
+        self.is_closing = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:  # TLS closes one way first, too
+            self.transport.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.shield(self.done)
