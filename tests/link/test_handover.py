@@ -11,6 +11,7 @@ import uvloop
 
 from babelbus.config import TlsSettings
 from babelbus.link import peer
+from babelbus.link.client import Client
 from babelbus.link.edge import Edge
 from babelbus.link.frames import PING, encode
 from babelbus.link.security import LinkTls
@@ -230,6 +231,28 @@ def test_a_member_that_still_sends_while_its_core_ends_loses_no_session(
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(test())
+
+
+def test_frames_that_were_put_off_are_handled_when_the_link_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            await both.pause()
+            deliver = Client.deliver
+
+            def deliver_and_disconnect(client: Client, data: bytes, taken: int) -> None:
+                deliver(client, data, taken)
+                both.edge.disconnect("another member owns the data")
+
+            monkeypatch.setattr(Client, "deliver", deliver_and_disconnect)
+            for _ in range(2 * peer.FRAMES_MAX):
+                session.transport.write(b"x")
+            both.link.hand_over(session.transport, ID)
+            await until(lambda: both.edge_link.done.done())
+            assert await reader.readexactly(2 * peer.FRAMES_MAX) == b"x" * 2 * peer.FRAMES_MAX
+            assert both.edge.connections == 1
+
+    asyncio.run(test())
 
 
 def test_a_member_that_hangs_holds_the_end_of_its_core_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:

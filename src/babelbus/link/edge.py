@@ -210,6 +210,12 @@ class EdgeLink(Peer):
             client.hold()
         self.send(PAUSED)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        """Handle the end of the link behind the frames that were put off: they say which sessions go on."""
+        rest, self._put_off = self._put_off, []
+        self._handle(rest)
+        super().connection_lost(error)
+
     def ended(self, reason: str) -> None:
         """Close all clients whose sessions are gone; those that the next core continues wait for it."""
         if self._batch_timer is not None:
