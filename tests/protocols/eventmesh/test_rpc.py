@@ -9,6 +9,7 @@ import pytest
 
 from babelbus.config import EventmeshSettings, ServerSettings
 from babelbus.protocols.eventmesh.rpc import PING_SECONDS, RpcServer
+from babelbus.protocols.eventmesh.service import EventmeshService
 from babelbus.protocols.eventmesh.stubs import legacy_pb2
 from babelbus.wire.http2.connection import GOODBYE
 from tests.protocols.eventmesh.test_bad_streams import dial, streams
@@ -340,3 +341,23 @@ def test_a_call_that_does_not_end_is_unavailable_when_the_server_stops(tmp_path:
         live.ask_to_stop()
         assert client.status(1)["grpc-status"] == "14"
         client.until_closed()
+
+
+def test_streams_go_on_until_the_client_has_heard_that_the_owner_of_a_cluster_goes(tmp_path: Path) -> None:
+    with serving(tmp_path) as live, raw(live) as client:
+        client.send(listen("t"))
+        client.until(DATA, 1)
+        service = live.server.services["eventmesh"]
+        assert isinstance(service, EventmeshService)
+        settling = threading.Thread(target=live.run, args=(service.settle,))
+        settling.start()
+        client.until(GOAWAY)
+        client.send(call(3, publication(), block(path=PUBLISH)))
+        assert code(client, 3) == "0"
+        client.until(DATA, 1, number=1)
+        client.send(frame(PING, ACK, 0, GOODBYE))
+        assert client.until(GOAWAY, number=1).payload[:4] == (3).to_bytes(4, "big")
+        settling.join(SAFETY_NET_SECONDS)
+        assert not settling.is_alive()
+        live.run(lambda: shared(live).stop(SAFETY_NET_SECONDS, reads=False))
+        assert client.status(1)["grpc-status"] == "0"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -71,10 +71,13 @@ class RpcServer:
         for session in list(self.sessions):
             session.tick()
 
-    async def stop(self, seconds: float) -> None:
-        """End all streams, and the calls that are not answered after some seconds."""
+    async def stop(self, seconds: float, *, reads: bool = True) -> None:
+        """End all streams, and the calls that are not answered after some seconds.
+
+        Without `reads`, nothing that needs another word of a client is waited for.
+        """
         for session in list(self.sessions):
-            session.leave()
+            session.drain(reads=reads)
         try:
             async with asyncio.timeout(seconds):
                 while not all(session.idle for session in self.sessions):
@@ -108,6 +111,10 @@ class RpcSession(contract.Session):
         """Deadlines of open calls."""
         self._requests: dict[int, Request[Reply]] = {}
         """Requests that unary calls wait for."""
+        self._unanswered: set[int] = set()
+        """Unary calls that were asked and wait for their answer."""
+        self._reads = True
+        """Whether the client is waited for when the server stops."""
         self._working = False
         self._scheduled = False
         self._closed = False
@@ -176,6 +183,7 @@ class RpcSession(contract.Session):
         except DecodeError:
             self._calls.fail(stream, http2.INTERNAL, "the message cannot be read")
             return
+        self._unanswered.add(stream)
         if asked.deadline is not None:
             self._set_deadline(stream, asked.deadline)
         if not self._server.hub.callers.enforcing:
@@ -246,6 +254,7 @@ class RpcSession(contract.Session):
         return name_of(self._caller)
 
     def _answer(self, stream: int, answer: Any) -> None:
+        self._unanswered.discard(stream)
         self._requests.pop(stream, None)
         self._cancel_deadline(stream)
         calls = self._calls
@@ -290,6 +299,7 @@ class RpcSession(contract.Session):
     def _drop(self, stream: int) -> None:
         """Release what the session holds of a call that is over."""
         self._cancel_deadline(stream)
+        self._unanswered.discard(stream)
         self._ready.pop(stream, None)
         request = self._requests.pop(stream, None)
         if request is not None:
@@ -381,7 +391,14 @@ class RpcSession(contract.Session):
     @property
     def idle(self) -> bool:
         """Whether no call is open or on its way, and no answer waits for a window of the client."""
+        if not self._reads:
+            return not (self._unanswered or self.busy)
         return self._calls.answers.idle and self._calls.connection.has_left
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has heard the goodbye, or is gone."""
+        return self._closed or self._calls.connection.has_left
 
     @property
     def established(self) -> bool:
@@ -427,12 +444,23 @@ class RpcSession(contract.Session):
             self._calls.connection.ping()
             self._flush()
 
-    def leave(self) -> None:
-        """Send a goodbye: streams end, calls that are open are answered."""
+    def say_goodbye(self) -> None:
+        """Send a goodbye: calls that are open go on, and so do calls that are on their way."""
+        self._calls.connection.leave()
+        self._schedule()
+
+    def drain(self, *, reads: bool) -> None:
+        """Send a goodbye: streams end, calls that are open are answered.
+
+        Without `reads`, no further call is carried out, and what needs another word of the client ends at once.
+        """
+        self._reads = reads
         self._calls.connection.leave()
         for stream, found in self.streams.items():
             self._end(stream, found)
         self._run()
+        if not reads:
+            self._end_all(stream for stream in self._calls.open if stream not in self._unanswered)
 
     def _end(self, stream: int, found: Stream) -> None:
         """End a stream behind what it has to send."""
@@ -441,7 +469,10 @@ class RpcSession(contract.Session):
 
     def end_calls(self) -> None:
         """End the calls that are not answered: the server stops."""
-        for stream in self._calls.open:
+        self._end_all(self._calls.open)
+
+    def _end_all(self, streams: Iterable[int]) -> None:
+        for stream in list(streams):
             self._calls.fail(stream, http2.UNAVAILABLE, "the server stops")
             self._drop(stream)
         self._calls.connection.end_goodbye()
@@ -450,6 +481,7 @@ class RpcSession(contract.Session):
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""
         self._closed = True
+        self._unanswered.clear()
         for stream in [*self.streams, *self._timers, *self._requests]:
             self._drop(stream)
         self._calls.close()

@@ -47,6 +47,7 @@ class EventmeshService(StreamService):
 
     def __init__(self, context: ServiceContext) -> None:
         settings = self._settings = context.config.eventmesh
+        self._in_cluster = context.config.cluster.enabled
         self._drain_seconds = context.config.server.drain_seconds
         super().__init__(PROTOCOL, context, settings)
         self.callers = Callers(context.broker.gate, context.proofs, context.clock)
@@ -132,12 +133,18 @@ class EventmeshService(StreamService):
         self.webhooks.tick()
 
     async def settle(self) -> None:
-        """Send nothing more of groups to clients over TCP, and wait a moment for what they have not acknowledged."""
+        """Send nothing more of groups to clients over TCP, and wait a moment for what they have not acknowledged.
+
+        Clients over gRPC have this moment to hear that the server goes.
+        """
         sessions = [peer for peer in self.hub.peers if isinstance(peer, Session)]
         for session in sessions:
             session.rest()
+        callers = [] if self._rpc is None else list(self._rpc.sessions)
+        for caller in callers:
+            caller.say_goodbye()
         steps = int(ACK_SECONDS / ACK_STEP_SECONDS)
-        while steps and (sessions := [session for session in sessions if session.owes_acks]):
+        while steps and (any(one.owes_acks for one in sessions) or not all(one.has_left for one in callers)):
             steps -= 1
             await asyncio.sleep(ACK_STEP_SECONDS)
 
@@ -156,5 +163,5 @@ class EventmeshService(StreamService):
         self.webhooks.stop()
         await self.listeners.stop()
         if self._rpc is not None:
-            await self._rpc.stop(self._drain_seconds)
+            await self._rpc.stop(self._drain_seconds, reads=not self._in_cluster)
         await super().drain()
