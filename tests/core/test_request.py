@@ -1,5 +1,7 @@
 """Requests: one reply each, until a deadline; who is asked, and what becomes of replies that are late."""
 
+import asyncio
+
 import pytest
 
 from babelbus.core import request as requests
@@ -133,6 +135,30 @@ async def test_what_waits_is_bounded_and_what_was_given_up_is_remembered_up_to_a
     assert made.in_flight == 1
     made.close()
     assert made.in_flight == 0
+
+
+@in_loop
+async def test_a_server_that_stops_waits_for_replies_ends_what_has_none_and_takes_no_further_requests() -> None:
+    bus = Bus()
+    asked: list[Question] = []
+    bus.broker.responders.add(below("svc"), asked.append, principal=SERVER)
+    await bus.broker.settle_requests(3600)  # for nothing
+    first, second = ask(bus), ask(bus)
+    waiting = asyncio.ensure_future(bus.broker.settle_requests(3600))
+    for question in asked:
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        bus.broker.respond(question.key, Reply(b"!"))
+    await waiting
+    assert (first.reply, second.reply) == (Reply(b"!"), Reply(b"!"))
+    third = ask(bus)
+    await bus.broker.settle_requests(0)
+    assert not third.done
+    bus.broker.end_requests()
+    assert isinstance(third.error, RequestAbandonedError)
+    assert isinstance(ask(bus).error, RequestAbandonedError)
+    assert (len(asked), in_flight(bus)) == (3, 0)
+    await bus.broker.close()
 
 
 @in_loop

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
@@ -9,11 +10,16 @@ import pytest
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
 from babelbus.config import Config, ServerSettings
-from tests.protocols.eventmesh.test_rpc import PUBLISH, listen
+from babelbus.protocols.jebp.codec import encode_request
+from babelbus.protocols.jebp.items import ERROR, OPEN
+from babelbus.protocols.jebp.messages import CallItems
+from tests.protocols.eventmesh.test_rpc import PUBLISH, REQUEST, listen, publication
 from tests.support.eventmesh import MeshClient
-from tests.support.http2 import DATA, END_HEADERS, GOAWAY, HEADERS, RawClient, block, frame
-from tests.support.members import Party
+from tests.support.http2 import DATA, END_HEADERS, GOAWAY, HEADERS, RawClient, block, body_of, call, frame
+from tests.support.jebp import create, said
+from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
+from tests.support.zbus import HttpClient, SocketClient, request_of
 
 DRAIN_SECONDS = 3600.0
 """How long a stop would wait for answers: a move that waits for them fails."""
@@ -48,6 +54,45 @@ def mesh(party: Party, name: str, **agent: object) -> MeshClient:
 
 def rpc(party: Party, name: str) -> RawClient:
     return RawClient(address(party, name, "eventmesh-grpc"))
+
+
+def test_requests_between_clients_end_and_both_ends_keep_their_sessions(party: Patient) -> None:
+    form = urlencode({"producergroup": "P", "topic": "sums", "content": "?", "ttl": FOREVER_MS}).encode()
+    with (
+        mesh(party, "a", group="s") as responder,
+        mesh(party, "b", purpose="pub", group="q") as requester,
+        HttpClient(address(party, "a", "eventmesh-http")) as over_http,
+        HttpClient(address(party, "b", "zbus")) as web,
+        SocketClient(address(party, "b", "zbus")) as page,
+        rpc(party, "b") as over_grpc,
+        party.caller("b") as caller,
+    ):
+        make_topic(party, "a")
+        responder.listen("sums", kind="SYNC")
+        requester.send("REQUEST_TO_SERVER", {"topic": "sums", "body": "?", "properties": {"ttl": FOREVER_MS}})
+        over_http.send(request_of("POST", "/", form, code="101"))
+        web.send(request_of("GET", "/sums"))
+        page.say_all([{"headers": {"id": "1"}, "url": "/sums"}])
+        over_grpc.send(call(1, publication("sums", "?"), block(path=REQUEST)))
+        asking = msgspec.msgpack.encode(("request", ("sums", b"?", (), 3600.0)))
+        caller.send(encode_request(CallItems([(1, OPEN, asking)])))
+        for _ in range(6):
+            assert responder.next()[0]["cmd"] == "REQUEST_TO_CLIENT"
+        party.move("b", "b")
+        assert b"the server stops" in over_http.next().body
+        assert (web.next().status, page.next()["status"]) == (504, 504)
+        over_grpc.until_closed()
+        assert b"the server stops" in body_of(over_grpc.came, 1)
+        assert said(caller.ask(create("orders", b"x"))[0]) == "a130"
+        [(number, kind, error)] = caller.wire.items
+        assert (number, kind, msgspec.msgpack.decode(error)[0]) == (1, ERROR, "gone")
+
+        requester.send("REQUEST_TO_SERVER", {"topic": "sums", "body": "again", "properties": {"ttl": FOREVER_MS}})
+        _, question = responder.next()
+        assert question["body"] == "again"
+        responder.send("RESPONSE_TO_SERVER", {**question, "body": "reply"})
+        assert requester.next()[1]["body"] == "reply"
+        assert web.do("query").status == page.do("query")["status"] == 200
 
 
 def test_clients_over_grpc_hear_that_the_owner_goes_whether_they_answer_or_not(party: Patient) -> None:

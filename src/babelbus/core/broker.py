@@ -352,6 +352,14 @@ class Broker(Catalog):
         """Record that a responder did not take a request; if nobody else was asked, it ends with the error."""
         self.responders.requests.decline(key, error)
 
+    async def settle_requests(self, seconds: float) -> None:
+        """Wait until no request waits for its reply, at most for some seconds."""
+        await self.responders.requests.settle(seconds)
+
+    def end_requests(self) -> None:
+        """End the requests that wait for their reply, and refuse further ones: the server stops."""
+        self.responders.requests.close()
+
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)
@@ -437,7 +445,7 @@ class Broker(Catalog):
         if hasattr(self, "gate"):
             await self.gate.close()  # first: its audit may have to make a topic
         self._closed = True
-        self.responders.requests.close()
+        self.end_requests()
         for close in reversed(self._opened):
             await close()
         await self._close_topics()

@@ -27,6 +27,9 @@ IN_FLIGHT_MAX = 100_000
 ABANDONED_MAX = 10_000
 """So many requests to a subject that nobody waits for any more are remembered, so that no responder works in vain."""
 
+STOPS = "the server stops"
+"""Why a request ends that nobody can answer any more."""
+
 R = TypeVar("R")
 Key = tuple[str, str]
 """Source and id of a request."""
@@ -84,13 +87,19 @@ class Requests(Generic[R]):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._abandoned: dict[str, OrderedDict[Key, None]] = {}
+        self._idle: asyncio.Future[None] | None = None
+        """Done when no request waits, while somebody waits for that."""
+        self._closed = False
         self.in_flight = 0
         self.keep_expired = False
         """Whether a request is passed on to a responder although its requester has stopped waiting."""
 
     def begin(self, subject: str, key: Key, deadline: float) -> Request[R]:
-        """Return a request that waits for its reply; it fails at once if too many wait already."""
+        """Return a request that waits for its reply; it fails at once if too many wait already, or the server stops."""
         request: Request[R] = Request(key, subject, deadline)
+        if self._closed:
+            request.resolve(RequestAbandonedError(STOPS))
+            return request
         if self.in_flight >= self._in_flight_max:
             request.resolve(TooManyRequestsError(f"{self.in_flight} requests wait for a reply, the limit"))
             return request
@@ -164,12 +173,19 @@ class Requests(Generic[R]):
             self.abandon(heappop(self._deadlines)[2], RequestTimeoutError("no reply has come in time"))
         self._arm()
 
+    async def settle(self, seconds: float) -> None:
+        """Wait until no request waits for its reply, at most for some seconds."""
+        if self.in_flight:
+            idle = self._idle = self._loop.create_future()
+            await asyncio.wait([idle], timeout=seconds)
+
     def close(self) -> None:
-        """End all requests: the server stops."""
+        """End all requests, and refuse further ones: the server stops."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for _, _, request in self._deadlines:
-            self.fail(request, RequestAbandonedError("the server stops"))
+            self.fail(request, RequestAbandonedError(STOPS))
         self._deadlines.clear()
 
     def _end(self, request: Request[R], error: BabelbusError | None) -> None:
@@ -179,6 +195,8 @@ class Requests(Generic[R]):
             del self._waiting[request.key]
         self.in_flight -= 1
         self._metrics.requests_in_flight.dec()
+        if not self.in_flight and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
         if len(self._deadlines) > 64 + 2 * self.in_flight:  # those that are done must not wait for their deadline
             self._deadlines = [one for one in self._deadlines if not one[2].done and one[2] is not request]
             heapify(self._deadlines)

@@ -531,8 +531,10 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaner
         services = list(self.services.values())
-        if self._handover is not None:
-            await self._handover.settle(services)
+        if hasattr(self, "broker"):
+            if self._handover is not None:
+                await self._handover.settle(services, self.broker)
+            self.broker.end_requests()  # no reply is read from now on
         if self._edges is not None:
             await self._edges.leave()
         if self._core_end is not None:

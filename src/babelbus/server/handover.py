@@ -23,7 +23,7 @@ from babelbus.link.core import CoreEnd, CoreLink
 from babelbus.link.frames import Secured
 from babelbus.link.transport import Absence, LinkedTls, LinkedTransport
 from babelbus.protocols.connection import Connection
-from babelbus.protocols.service import Continued, Service, StreamService
+from babelbus.protocols.service import CLIENT_SECONDS, Continued, Service, StreamService
 from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
@@ -226,9 +226,10 @@ class Handover:
 
     # -- at the owner that stops -------------------------------------------------------------------------------------
 
-    async def settle(self, services: Iterable[Service]) -> None:
-        """Wait a moment for what clients have not acknowledged, while their requests are still read."""
-        await asyncio.gather(*(service.settle() for service in _stream_services(services)))
+    async def settle(self, services: Iterable[Service], broker: Broker) -> None:
+        """Wait a moment for replies and acknowledgements of clients, while what they send is still read."""
+        waits = [service.settle() for service in _stream_services(services)]
+        await asyncio.gather(broker.settle_requests(CLIENT_SECONDS), *waits)
 
     async def begin(self, services: Iterable[Service], core_end: CoreEnd, *, goes_on: bool) -> None:
         """Find the clients whose sessions may go on: the end of the services passes over their connections.

@@ -354,7 +354,7 @@ def mesh(tmp_path: Path) -> Iterator[tuple[LiveServer, EventmeshService, MeshCli
 def test_before_a_server_hands_over_clients_have_time_to_acknowledge_and_get_nothing_more(
     mesh: tuple[LiveServer, EventmeshService, MeshClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("babelbus.protocols.eventmesh.service.ACK_SECONDS", 1e6)
+    monkeypatch.setattr("babelbus.protocols.eventmesh.service.CLIENT_SECONDS", 1e6)
     live, service, client = mesh
     tasks: list[asyncio.Task[None]] = []
     live.call(lambda: tasks.append(asyncio.create_task(service.settle())))
@@ -368,7 +368,7 @@ def test_before_a_server_hands_over_clients_have_time_to_acknowledge_and_get_not
 def test_a_server_that_hands_over_does_not_wait_for_ever_for_acknowledgements(
     mesh: tuple[LiveServer, EventmeshService, MeshClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("babelbus.protocols.eventmesh.service.ACK_SECONDS", ACK_STEP_SECONDS)
+    monkeypatch.setattr("babelbus.protocols.eventmesh.service.CLIENT_SECONDS", ACK_STEP_SECONDS)
     live, service, client = mesh
     live.run(service.settle)
     assert client.push()[1]["body"] == "a"

@@ -34,6 +34,7 @@ def keep(peer: Peer) -> KeptSession:
 
 async def move(house: House, *peers: Peer) -> tuple[House, list[KeptSession]]:
     """Stop a house in order; return the next one on the same files, and the connections that go on there."""
+    house.bus.broker.end_requests()
     house.hub.stop()
     sessions = [keep(peer) for peer in peers]
     for peer in peers:

@@ -10,14 +10,14 @@ from babelbus.core.access import AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Reply, Request, RequestAbandonedError
+from babelbus.core.request import Reply, Request
 from babelbus.core.work import Work, settled
 from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh import messages as m
 from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given
-from babelbus.protocols.eventmesh.calls import STOPPING, TargetRefusedError
+from babelbus.protocols.eventmesh.calls import TargetRefusedError
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, without_correlation
 from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
@@ -261,10 +261,6 @@ class WebSession(IdleSession):
         except BabelbusError as error:
             answer = self._encode_error(request, error)
         return DONE, lambda: answer
-
-    def end_requests(self) -> None:
-        """Answer the requests that wait for their reply: the server stops."""
-        self._hub.abandon(self._requests, RequestAbandonedError(STOPPING))
 
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""

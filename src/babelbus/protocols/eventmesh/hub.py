@@ -23,14 +23,12 @@ from babelbus.core.groups import END, Delivery, Group, GroupSettings, Member
 from babelbus.core.publish import GATHER_RECORDS_MAX, Publication
 from babelbus.core.receipt import Promise, all_of
 from babelbus.core.record import Event
-from babelbus.core.request import Key, Question, Reply, Request, RequestAbandonedError
+from babelbus.core.request import Key, Question, Reply, Request
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
-from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.eventmesh.callers import PROTOCOL as PROTOCOL
 from babelbus.protocols.eventmesh.callers import Callers
-from babelbus.protocols.eventmesh.calls import STOPPING
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.records.record import Headers
 
@@ -100,9 +98,6 @@ class Peer(Protocol):
     def say_goodbye(self, reason: str) -> None:
         """Send the goodbye of the server."""
 
-    def end_requests(self) -> None:
-        """End the requests that wait for their reply: the server stops."""
-
     def check_proof(self) -> None:
         """End the session if what the client has proved is over."""
 
@@ -126,8 +121,6 @@ class Hub:
         self.settings = settings
         self.peers: dict[Peer, None] = {}
         self.stopping = False
-        self._has_ended = False
-        """Whether `end_requests` was called."""
         self._loop = asyncio.get_running_loop()
         self._principal = Identity(PROTOCOL, PROTOCOL, None)
         self._gathered: dict[str | tuple[str, str], tuple[list[Event], Promise, str, Identity]] = {}
@@ -310,8 +303,6 @@ class Hub:
 
     def ask(self, event: Event, ttl_ms: float, principal: Identity) -> Request[Reply]:
         """Send a request to a responder; every failure is the error of the request."""
-        if self._has_ended:  # one that was put off behind answers: nobody would wait for the reply
-            return Request.refused(RequestAbandonedError(STOPPING))
         subject = principal.absolute(event.subject)
         deadline = self.clock.monotonic() + min(ttl_ms, TTL_MS_MAX) / 1000
         return self.broker.request(subject, event.payload, event.headers, deadline, principal)
@@ -349,10 +340,10 @@ class Hub:
             if key is not None:
                 self.broker.responders.decline(key, f"the responders of {subject!r} {reason}")
 
-    def abandon(self, requests: Iterable[Request[Reply]], error: BabelbusError | None = None) -> None:
+    def abandon(self, requests: Iterable[Request[Reply]]) -> None:
         """End requests whose client is gone: they would take the place of others until their time to live is over."""
         for request in list(requests):
-            self.broker.responders.requests.abandon(request, error)
+            self.broker.responders.requests.abandon(request)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -372,9 +363,3 @@ class Hub:
         for peer in list(self.peers):
             if not peer.stays:
                 peer.say_goodbye(STOPS)
-
-    def end_requests(self) -> None:
-        """Answer the requests that no responder has answered in time, where the protocol has an answer for that."""
-        self._has_ended = True
-        for peer in list(self.peers):
-            peer.end_requests()

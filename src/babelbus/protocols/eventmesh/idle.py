@@ -61,9 +61,6 @@ class IdleSession(HttpSession, contract.Session):
     def say_goodbye(self, reason: str) -> None:
         """Return at once: HTTP has no goodbye."""
 
-    def end_requests(self) -> None:
-        """Return at once: no request waits for the reply of another client."""
-
     def check_proof(self) -> None:
         """Return at once: each request proves who sends it."""
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from babelbus.core.access import AccessRefusedError, Identity
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
-from babelbus.core.request import NoRespondersError, Reply, Request, RequestTimeoutError
+from babelbus.core.request import STOPS, NoRespondersError, Reply, Request, RequestAbandonedError, RequestTimeoutError
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
@@ -473,7 +473,7 @@ class RpcSession(contract.Session):
 
     def _end_all(self, streams: Iterable[int]) -> None:
         for stream in list(streams):
-            self._calls.fail(stream, http2.UNAVAILABLE, "the server stops")
+            self._calls.fail(stream, http2.UNAVAILABLE, STOPS)
             self._drop(stream)
         self._calls.connection.end_goodbye()
         self._flush()
@@ -498,4 +498,5 @@ def _status(error: BabelbusError) -> int:
         return http2.PERMISSION_DENIED
     if isinstance(error, TooManyProofsError | QuotaExceededError):
         return http2.RESOURCE_EXHAUSTED
-    return http2.UNAVAILABLE if isinstance(error, NoRespondersError) else http2.FAILED_PRECONDITION
+    is_away = isinstance(error, NoRespondersError | RequestAbandonedError)
+    return http2.UNAVAILABLE if is_away else http2.FAILED_PRECONDITION

@@ -15,7 +15,7 @@ from babelbus.protocols.eventmesh.continuation import decode_session
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.protocols.eventmesh.webhooks import Entry, Webhooks
-from babelbus.protocols.service import ServiceContext, StreamService
+from babelbus.protocols.service import CLIENT_SECONDS, ServiceContext, StreamService
 from babelbus.storage.notes import Note
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "babelbus.protocols.eventmesh"
 TICK_SECONDS = 1.0
-ACK_SECONDS = 0.5
-"""How long clients may take to acknowledge what was pushed before another server goes on."""
 ACK_STEP_SECONDS = 0.01
 ORIGIN = "babelbus"
 FILE_NAME = "eventmesh.json"
@@ -143,7 +141,7 @@ class EventmeshService(StreamService):
         callers = [] if self._rpc is None else list(self._rpc.sessions)
         for caller in callers:
             caller.say_goodbye()
-        steps = int(ACK_SECONDS / ACK_STEP_SECONDS)
+        steps = int(CLIENT_SECONDS / ACK_STEP_SECONDS)
         while steps and (any(one.owes_acks for one in sessions) or not all(one.has_left for one in callers)):
             steps -= 1
             await asyncio.sleep(ACK_STEP_SECONDS)
@@ -151,11 +149,6 @@ class EventmeshService(StreamService):
     def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
         """Return a session over TCP that goes on."""
         return Session(self.hub, outbox, close, peer, decode_session(content))
-
-    def close(self) -> None:
-        """Answer the requests that no responder has answered in time, and close all connections."""
-        self.hub.end_requests()
-        super().close()
 
     async def drain(self) -> None:
         """Send a goodbye to every client whose session ends here, and stop all deliveries."""

@@ -567,10 +567,6 @@ class Session(contract.Session):
         log.info("%s %s: closing, the client is silent or has left", PROTOCOL, self._peer)
         self._close()
 
-    def end_requests(self) -> None:
-        """End the requests that wait for their reply, without an answer."""
-        self._requests.end()
-
     def close(self) -> None:
         """Release what the session holds: the connection is gone."""
         self._hub.peers.pop(self, None)

@@ -367,7 +367,6 @@ class WebSession(HttpSession):
         if not self.established or self._decoder.begun is not None:
             return None
         session = self._current
-        session.end_requests()
         kept = KeptSession(
             id=session.id,
             is_socket=self._socket is not None,

@@ -13,7 +13,6 @@ from babelbus.core.publish import Bodies
 from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.request import Reply, Request
 from babelbus.core.topic import Topic
-from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.zbus.errors import UnsendableMessageError
 from babelbus.protocols.zbus.hub import Hub
@@ -287,13 +286,9 @@ class Publisher(Generic[Asked]):
         """Answer a call with the reply of a service; return `False` if nobody waits for the reply."""
         return self._hub.calls.respond((self._source, message.headers.get("id", "")), message)
 
-    def end_requests(self, error: BabelbusError | None = None) -> None:
-        """End the requests to responders of other protocols, with an error that is answered."""
-        for request in list(self._asked):
-            self._hub.broker.responders.requests.abandon(request, error)
-
     def close(self) -> None:
         """End the calls and requests: the connection is gone."""
         for call in list(self._calls):
             self._hub.calls.abandon(call)
-        self.end_requests()
+        for request in list(self._asked):
+            self._hub.broker.responders.requests.abandon(request)

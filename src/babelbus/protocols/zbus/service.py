@@ -15,7 +15,7 @@ from babelbus.listening.sockets import load
 from babelbus.protocols.browsers import read_origins, read_words
 from babelbus.protocols.connection import MakeSession
 from babelbus.protocols.contract import Outbox, Session
-from babelbus.protocols.service import Continued, ServiceContext, StreamService
+from babelbus.protocols.service import CLIENT_SECONDS, Continued, ServiceContext, StreamService
 from babelbus.protocols.zbus.callers import KEYS_ORIGIN, principals_of
 from babelbus.protocols.zbus.continuation import KeptSession, decode_bindings, decode_session, encode_bindings
 from babelbus.protocols.zbus.hub import Hub
@@ -62,6 +62,10 @@ class ZbusService(StreamService):
             settings=settings,
             loop=asyncio.get_running_loop(),
         )
+
+    async def settle(self) -> None:
+        """Wait a moment for the answers of services."""
+        await self.hub.calls.settle(CLIENT_SECONDS)
 
     async def drain(self) -> None:
         """Stop all deliveries: later deliveries might not arrive."""

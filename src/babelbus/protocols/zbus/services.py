@@ -16,6 +16,7 @@ from babelbus.core.groups import GroupOwnedError, InvalidGroupNameError
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Receipt
 from babelbus.core.request import (
+    STOPS,
     NoRespondersError,
     Question,
     Reply,
@@ -131,7 +132,7 @@ class Services:
             if message is not None:
                 self._broker.respond(question.key, Reply(message.body, self._recorder.headers(message)))
             elif not isinstance(call.error, RequestTimeoutError):  # the requester has the same deadline
-                raise call.error or RequestAbandonedError("the server stops")
+                raise call.error or RequestAbandonedError(STOPS)
         except BabelbusError as error:
             self._broker.decline(question.key, error)
 

@@ -16,7 +16,7 @@ from babelbus.core.access import Action, Identity, Root, check_may, has_lost
 from babelbus.core.access.gate import ACCESS_TOPIC
 from babelbus.core.groups import check_group_name
 from babelbus.core.receipt import Promise
-from babelbus.core.request import Reply, Request, RequestAbandonedError
+from babelbus.core.request import Reply, Request
 from babelbus.core.work import Work
 from babelbus.errors import BabelbusError
 from babelbus.protocols.contract import Outbox
@@ -427,10 +427,6 @@ class Session(Generic[Asked]):
     }
 
     # -- from one server to the next ---------------------------------------------------------------------------------
-
-    def end_requests(self) -> None:
-        """Answer the requests to responders of other protocols that wait for a reply: the server stops."""
-        self._publisher.end_requests(RequestAbandonedError("the server stops"))
 
     def keep(self) -> list[KeptSubscription]:
         """Return the subscriptions, for the next server."""
