@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from babelbus.clients.jebp.errors import RequestError
 from babelbus.core.access import SERVER
 from tests.access.drivers import Admin, Driver, Jebp, JebpCalls, Spark, Tree, TreeRest
 from tests.access.house import House
@@ -48,6 +49,27 @@ def test_a_retained_value_needs_the_right_to_the_events_of_its_subject(house: Ho
         assert not client.get(topic)
         house.grant(f"alice subscribe {topic}/#")
         assert client.get(topic)
+
+
+def test_a_transaction_sets_no_values_of_the_state_that_a_row_denies(house: House) -> None:
+    house.call(lambda: house.broker.create_topic("staged", settings={"retain": "last"}, principal=SERVER))
+    house.grant("alice publish staged/#")
+    with Jebp(house, house.alice) as client:
+        transaction = client.client.transaction("job")
+        for batch, rows in enumerate((("deny role:walkers write-state staged/secret",), ("deny alice * staged/x",))):
+            house.grant("alice publish staged/#", *rows)
+            with pytest.raises(RequestError, match="no right to"):
+                transaction.writer(batch, "p").stage("staged", [b"1"])
+        house.grant("alice publish staged/#")
+        writer = transaction.writer(2, "p")
+        writer.stage("staged", [b"1"])
+        house.grant("alice publish staged/#", "deny * write-state staged/secret")
+        with pytest.raises(RequestError, match="no right to write-state 'staged'"):
+            transaction.commit(2, [writer.staged])
+        assert house.end_of("staged") == 0
+        house.grant("alice publish staged/#", "deny * write-state other")
+        transaction.commit(2, [writer.staged])
+        assert house.end_of("staged") == 1
 
 
 def test_who_may_delete_a_value_is_not_told_what_it_was(house: House) -> None:

@@ -16,6 +16,7 @@ from babelbus.core.access import (
     STATE_TOPIC,
     AccessRefusedError,
     Action,
+    Granted,
     Identity,
     Rights,
     check_subscription,
@@ -27,7 +28,7 @@ from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition
-from babelbus.core.publish import Payloads, Publication
+from babelbus.core.publish import Content, Payloads, Publication
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
@@ -48,7 +49,7 @@ from babelbus.core.state import (
     StateLog,
     size_fault,
 )
-from babelbus.core.subject import Pattern, is_text, text_of
+from babelbus.core.subject import Pattern, exactly, is_text, text_of
 from babelbus.core.tail import TailBudget
 from babelbus.core.topic import RESERVED_PREFIX, ReservedTopicError, Topic, stamped
 from babelbus.core.transactions import Staging
@@ -273,6 +274,8 @@ class Broker(Catalog):
                 refused = self._refuse_records(principal, topic, publication)
             if refused is None and topic.has_letters:
                 refused = self.refuse_letters(principal, topic)
+            if refused is None and topic.retains and self.denies_state(principal, topic):
+                refused = self._refuse_values(principal, rights, topic, publication)
             if refused is not None:
                 return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:
@@ -318,16 +321,18 @@ class Broker(Catalog):
 
     def _refuse_records(self, principal: Identity, topic: Topic, publication: Publication) -> AccessRefusedError | None:
         """Return the refusal of records by a principal without the right to the whole topic: each subject counts."""
-        content = publication.content
-        if isinstance(content, Payloads):
-            subjects = {topic.name}
-        elif isinstance(content, list):
-            subjects = {event.subject for event in content}
-        else:
-            subjects = topic.subjects_of(content)
-        for subject in sorted(subjects):
+        for subject in _subjects_of(topic, publication.content):
             if not may(principal, Action.PUBLISH, subject):
                 return refusal(principal, Action.PUBLISH, subject)
+        return None
+
+    def _refuse_values(
+        self, principal: Identity, rights: Granted, topic: Topic, publication: Publication
+    ) -> AccessRefusedError | None:
+        """Return the refusal of events that set values of the state which a row denies the principal to set."""
+        for subject in _subjects_of(topic, publication.content):
+            if rights.denies(Action.WRITE_STATE, exactly(subject)):
+                return refusal(principal, Action.WRITE_STATE, subject)
         return None
 
     def _topic_of_key(self, key: str) -> Topic | None:
@@ -391,7 +396,7 @@ class Broker(Catalog):
     def _route(self, name: str, events: Sequence[Event]) -> None:
         self.router.route(events)
         topic = self._topics.get(name)
-        if topic is not None and topic.settings.retain == "last":
+        if topic is not None and topic.retains:
             self._retain(events)
 
     def _retain(self, events: Sequence[Event]) -> None:
@@ -449,6 +454,15 @@ class Broker(Catalog):
         for close in reversed(self._opened):
             await close()
         await self._close_topics()
+
+
+def _subjects_of(topic: Topic, content: Content) -> list[str]:
+    """Return the subjects of records that are published to a topic, sorted."""
+    if isinstance(content, Payloads):
+        return [topic.name]
+    if isinstance(content, list):
+        return sorted({event.subject for event in content})
+    return sorted(topic.subjects_of(content))
 
 
 def _note_not_retained(receipt: Promise) -> None:

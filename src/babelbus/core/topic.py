@@ -142,7 +142,12 @@ class Topic:
     @property
     def _shown(self) -> bool:
         """Whether what is published must be made events."""
-        return not self.reserved and (self.settings.retain == "last" or self._is_heard())
+        return not self.reserved and (self.retains or self._is_heard())
+
+    @property
+    def retains(self) -> bool:
+        """Whether its last event of each subject is kept as state."""
+        return self.settings.retain == "last"
 
     def stamp(self) -> int:
         """Return the server's time in ms; it never runs backwards within a topic, whatever the clock does."""

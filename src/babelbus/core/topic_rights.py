@@ -91,6 +91,23 @@ class TopicRights:
         topic = self._topics.get(name)
         return {name, *(() if topic is None else self._sources(topic))}
 
+    def refuse_staged(self, principal: Identity, name: str) -> AccessRefusedError | None:
+        """Return the refusal of records that the server publishes later for a principal: the whole topic is asked for.
+
+        Where the records set the state, no row may deny that for a part of the topic.
+        """
+        if not self.may_topic(principal, Action.PUBLISH, name):
+            return refusal(principal, Action.PUBLISH, name)
+        topic = self._topics.get(name)
+        if topic is not None and self.denies_state(principal, topic):
+            return refusal(principal, Action.WRITE_STATE, name)
+        return None
+
+    def denies_state(self, principal: Identity, topic: Topic) -> bool:
+        """Return whether events of a topic would set values of the state that a row denies a principal to set."""
+        rights = principal.rights
+        return rights is not None and topic.retains and rights.denies_topic(Action.WRITE_STATE, topic.name)
+
     def refuse_letters(self, principal: Identity, topic: Topic) -> AccessRefusedError | None:
         """Return the refusal of a publication to a topic of dead letters; it needs the rights to all their sources.
 

@@ -20,7 +20,7 @@ from babelbus.core.access import (
 from babelbus.core.access.gate import Gate
 from babelbus.core.access.table import edits_for
 from babelbus.core.groups import GroupSettings, at_offset
-from babelbus.core.publish import Bodies, Payloads, Publication
+from babelbus.core.publish import Bodies, Content, Payloads, Publication
 from babelbus.core.record import Event
 from babelbus.core.request import NoRespondersError, Question, Reply
 from babelbus.core.state import AsOf, KeyPattern, NoSuchKeyError, Testament
@@ -90,6 +90,39 @@ async def test_a_batch_cannot_carry_a_subject_that_is_not_granted() -> None:
     assert publish("plant/a") is type(None)
     assert publish("plant/b") is AccessRefusedError
     topic.flush()
+
+
+@in_loop
+async def test_an_event_sets_no_value_of_the_state_that_a_row_denies() -> None:
+    rows = (("alice", "publish", "#"), ("*", "write-state", "kept/secret/#", "deny"))
+    house = House(*rows)
+    state = house.bus.open_state()
+    for topic in ("kept", "plain"):
+        house.bus.topic(topic, retain="last" if topic == "kept" else "none")
+
+    def publish(subject: str, topic: str) -> bool:
+        """Publish in each form; return whether all of them were taken."""
+        batch = encode_batch([Record(b"1", None, ((SUBJECT_HEADER, subject.encode()),), NOW)])
+        contents: list[Content] = [batch, Bodies([bytes(batch.data)[16:]], [NOW], 1), events_of(subject)]
+        if subject == topic:
+            contents.append(Payloads([b"1"], [NOW]))
+        receipts = [house.broker.publish(Publication(house.alice, "test", each, topic)) for each in contents]
+        receipts.append(house.broker.publish(Publication(house.alice, "test", events_of(subject))))
+        (error,) = {type(receipt.error) for receipt in receipts}
+        house.broker.topic(topic).flush()
+        assert error in (type(None), AccessRefusedError)
+        return error is type(None)
+
+    assert [publish(f"kept{end}", "kept") for end in ("", "/a", "/secret", "/secret/k")] == [True, True, False, False]
+    assert publish("plain/a", "plain")
+    house.set(*rows[:1], ("alice", "write-state", "kept", "deny"))
+    assert [publish(f"kept{end}", "kept") for end in ("", "/secret/k")] == [False, True]
+    house.set(*rows[:1], ("alice", "*", "plain/#", "deny"), ("alice", "publish", "kept/secret", "deny"))
+    assert [publish(f"kept{end}", "kept") for end in ("", "/secret", "/secret/k")] == [True, False, True]
+    house.set(*rows[:1], ("alice", "write-state", "plain/#", "deny"))
+    assert publish("plain/a", "plain")
+    assert state.find("kept/a") is None  # its flush is under way
+    await house.broker.close()
 
 
 @in_loop

@@ -148,6 +148,9 @@ class Granted(Protocol):
     def denies(self, action: Action, *patterns: Pattern) -> bool:
         """Return whether a row denies the action on some subject of patterns."""
 
+    def denies_topic(self, action: Action, name: str) -> bool:
+        """Return whether a row denies the action on some subject that a topic records."""
+
     def record_refusal(self, principal: "Identity", action: Action, subject: str) -> str:
         """Record a refusal in the audit; return the id of the record."""
 

@@ -145,8 +145,8 @@ class Rights:
     """The rights of one principal, a live object; `version` rises when the rows behind it change."""
 
     __slots__ = (
-        *("__weakref__", "_answers", "_inside", "_refused", "_root", "_sets", "_topics", "id", "lost", "name"),
-        "version",
+        *("__weakref__", "_answers", "_denials", "_inside", "_refused", "_root", "_sets", "_topics", "id", "lost"),
+        *("name", "version"),
     )
 
     def __init__(
@@ -161,6 +161,7 @@ class Rights:
         self.version = 0
         self._answers: dict[Action, dict[str, bool]] = {action: {} for action in Action}
         self._topics: dict[Action, dict[str, bool]] = {action: {} for action in Action}
+        self._denials: dict[Action, dict[str, bool]] = {action: {} for action in Action}
         self._sets: tuple[RowSet, ...] = ()
         self.replace(sets, root)
 
@@ -173,7 +174,7 @@ class Rights:
         own = RowSet(templates, self.name)
         self._sets = tuple(each for each in (*sets, own) if each)
         self.version += 1
-        for answers in chain(self._answers.values(), self._topics.values()):
+        for answers in chain(self._answers.values(), self._topics.values(), self._denials.values()):
             answers.clear()
 
     def may(self, action: Action, subject: str) -> bool:
@@ -244,6 +245,17 @@ class Rights:
         answer = answers.get(name)
         if answer is None:
             answer = self.covers(action, *subjects_of_topic(name))
+            if len(answers) >= ANSWERS_MAX:
+                answers.clear()
+            answers[name] = answer
+        return answer
+
+    def denies_topic(self, action: Action, name: str) -> bool:
+        """Return whether a row denies the action on some subject that a topic records."""
+        answers = self._denials[action]
+        answer = answers.get(name)
+        if answer is None:
+            answer = self.denies(action, *subjects_of_topic(name))
             if len(answers) >= ANSWERS_MAX:
                 answers.clear()
             answers[name] = answer

@@ -258,7 +258,7 @@ class Staging:
         target = self._find_topic(topic)
         if target.reserved:
             raise ReservedTopicError(f"topic {topic!r} is the server's own")
-        if to_state and target.settings.retain != "last":
+        if to_state and not target.retains:
             raise NoStateError(topic)
         if partition != SERVER_CHOOSES:
             target.partition(partition)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from babelbus.core.access import Action, Identity, refusal
+from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.receipt import Promise
 from babelbus.core.transactions import (
@@ -73,8 +73,9 @@ def _refuse(reason: str) -> Reply:
 
 
 def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
-    if not broker.may_topic(client, Action.PUBLISH, request.topic):
-        return _refuse(client.relative_text(str(refusal(client, Action.PUBLISH, request.topic))))
+    refused = broker.refuse_staged(client, request.topic)
+    if refused is not None:
+        return _refuse(client.relative_text(str(refused)))
     batch = parse_records(request.records)
     receipt = broker.staging.stage(
         transaction_id,
@@ -98,8 +99,9 @@ def _stage(request: StageRecords, transaction_id: str, broker: Broker, client: I
 
 def _commit(request: CommitBatch, transaction_id: str, broker: Broker, client: Identity, metrics: Metrics) -> Reply:
     for topic, _ in broker.staging.places(transaction_id, request.batch_id):
-        if not broker.may_topic(client, Action.PUBLISH, topic):  # any more
-            return _refuse(client.relative_text(str(refusal(client, Action.PUBLISH, topic))))
+        refused = broker.refuse_staged(client, topic)  # any more
+        if refused is not None:
+            return _refuse(client.relative_text(str(refused)))
     parts = [PartRef(one.part, one.records) for one in request.parts]
     receipt = broker.staging.commit(transaction_id, request.batch_id, parts, owner=request.owner)
 

@@ -345,7 +345,7 @@ class Hub:
     def _is_retained(self, key: str) -> bool:
         """Return whether events under a subject change the state."""
         topic = self.broker.find_topic(self.broker.topic_of(key) or "")
-        return topic is not None and topic.settings.retain == "last"
+        return topic is not None and topic.retains
 
     def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:
         """Send a run of changes to its subscribers, encoded once for each shape of them."""
