@@ -8,6 +8,8 @@ import pytest
 
 from babelbus.config import JebpSettings
 from babelbus.core.access import Identity as Client
+from babelbus.core.access import Rights, Row
+from babelbus.core.access.rights import RowSet
 from babelbus.core.settings import TopicSettings
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.jebp.codec import encode_request
@@ -383,6 +385,35 @@ async def test_bare_records_are_found_by_their_checksum() -> None:
     assert payloads(short.partitions[0]) == [b"hello", b"with length"]
     assert payloads(long.partitions[0]) == [b"x"]
     assert payloads(bus.broker.topic("late").partitions[0]) == [b"y"]
+    await bus.broker.close()
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@in_loop
+async def test_topics_of_others_are_refused_like_topics_that_are_not_there(bare: bool) -> None:
+    bus = Bus()
+    for topic in ("mine", "others"):
+        bus.topic(topic)
+    rights = Rights("guest", [RowSet([Row("guest", "publish", "mine")])])
+    conversation = Conversation(
+        bus,
+        settings=JebpSettings(bare_records=bare),
+        authorise=lambda fingerprint: Client("jebp:guest", "guest", rights),
+    ).connect()
+    told = {}
+    for topic in ("mine", "others", "none"):
+        record = CreateRecord(topic, NOW, b"x", checksum_valid=bare)
+        told[topic] = await conversation.say(
+            encode_request(record, bare_records=bare),
+            create(topic, b"x"),
+            create(topic, b"x", valid=False),
+            create_many(topic, [b"x"]),
+            create_many(topic, [b"x"])[:-1],
+            remove_topic(topic),
+            create_topic(topic),
+        )
+    assert told["others"] == told["none"]
+    assert told["others"] != told["mine"]
     await bus.broker.close()
 
 

@@ -22,7 +22,6 @@ from babelbus.records.record import RecordBatch
 from babelbus.storage.errors import DiskError, DiskFullError
 
 REFUSALS = (UnknownTopicError, AccessRefusedError)
-NO_TOPIC = Receipt.refused(UnknownTopicError("no such topic"))
 WRONG_CHECKSUM = Receipt.refused(ChecksumError("the CRC of a record is wrong"))
 
 
@@ -55,7 +54,8 @@ class Publisher:
         if len(run) == 1:  # its receipt has no parts
             record = run[0]
             content = Payloads([record.payload], [record.timestamp])
-            place = self._publish(record.topic, content, client) if record.checksum_valid else self._refused(record)
+            valid = record.checksum_valid
+            place = self._publish(record.topic, content, client) if valid else self._refused(record, client)
             self._answer((place,), lambda _: created, len(record.payload))
             return
         by_topic: dict[str, list[CreateRecord]] = {}
@@ -63,12 +63,14 @@ class Publisher:
             if record.checksum_valid:
                 by_topic.setdefault(record.topic, []).append(record)
         receipts = {topic: cycle(self._create(topic, records, client).parts) for topic, records in by_topic.items()}
-        places = [next(receipts[record.topic]) if record.checksum_valid else self._refused(record) for record in run]
+        places = [
+            next(receipts[record.topic]) if record.checksum_valid else self._refused(record, client) for record in run
+        ]
         self._answer(places, lambda _: created, sum([len(record.payload) for record in run]))
 
-    def _refused(self, record: CreateRecord) -> Receipt:
+    def _refused(self, record: CreateRecord, client: Client) -> Receipt:
         """Return the receipt of a record whose checksum is wrong."""
-        return WRONG_CHECKSUM if self._broker.has_topic(record.topic) else NO_TOPIC
+        return self._refuse(record.topic, client) or WRONG_CHECKSUM
 
     def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
         content = Payloads([record.payload for record in records], [record.timestamp for record in records])
@@ -100,7 +102,7 @@ class Publisher:
         self._answer(places, place, sum([len(request.records) for request in run]))
 
     def _refuse(self, topic: str, client: Client) -> Receipt | None:
-        """Return the refusal of batches to a topic, `None` if the client may publish something there."""
+        """Return the refusal of whatever is published to a topic, `None` if the client may publish something there."""
         if not self._broker.has_topic(topic):
             return Receipt.refused(self._broker.why_not_open(client, topic))
         if self._broker.may_some(client, Action.PUBLISH, topic):

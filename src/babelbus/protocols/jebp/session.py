@@ -231,8 +231,10 @@ class Session(contract.Session):
         self._opener.skip(count)
 
     def _has_topic(self, name: str) -> bool:
-        """Return whether there is a topic of a name of the client."""
-        return self._broker.has_topic((self._client or NOBODY).absolute(name))
+        """Return whether there is a topic of a name of the client, to which the client may publish something."""
+        client, broker = self._client or NOBODY, self._broker
+        topic = client.absolute(name)
+        return broker.has_topic(topic) and broker.may_some(client, Action.PUBLISH, topic)
 
     @property
     def established(self) -> bool:
