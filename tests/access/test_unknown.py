@@ -4,9 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from babelbus.clients.worterbuch.errors import ClientError
 from babelbus.core.access import SERVER
 from babelbus.core.groups import GroupSettings
-from tests.access.drivers import Admin, Driver, MeshGrpc, MeshHttp, MeshTcp, MeshUri, ZbusHttp, ZbusSocket
+from tests.access.drivers import (
+    Admin,
+    Driver,
+    MeshGrpc,
+    MeshHttp,
+    MeshTcp,
+    MeshUri,
+    Tree,
+    TreeSocket,
+    ZbusHttp,
+    ZbusSocket,
+)
 from tests.access.house import House
 from tests.access.test_roots import make
 
@@ -56,6 +68,13 @@ def test_a_group_of_others_hides_no_dead_letters_of_a_group_of_its_name(house: H
         assert alice.ask("POST", "/api/dead-letters/workers/replay", {}) == 200
 
 
+def test_a_record_under_another_subject_does_not_tell_whether_its_topic_is_there(house: House) -> None:
+    with Admin(house, house.alice) as alice:
+        for topic in ("tenants/acme/jobs", "tenants/acme/none"):
+            record = {"payload": "1", "subject": "walk/jobs"}
+            assert alice.ask("POST", f"{path_of(topic)}/records", record) == 400
+
+
 ZBUS_COMMANDS = [
     (command, channel)
     for command in ("query", "create", "remove", "pub", "sub", "take", "bind")
@@ -103,6 +122,20 @@ def test_a_url_that_takes_calls_of_others_is_refused_without_their_name(house: H
         assert "secret" not in answer["body"]
         (record,) = [one for one in house.audit() if one.get("id", "?") in answer["body"]]
         assert (record["subject"], record["action"]) == ("secret", "consume")
+
+
+@pytest.mark.parametrize("driver", [Tree, TreeSocket])
+def test_locks_of_others_are_refused_like_those_that_nobody_holds(house: House, driver: type[Tree]) -> None:
+    house.call(lambda: house.broker.state.locks.lock("walk/held", "somebody"))
+    with driver(house, house.bob) as bob:
+        for command in (bob.client.lock, bob.client.release_lock):
+            told = set()
+            for key in ("walk/held", "walk/free"):
+                with pytest.raises(ClientError) as caught:
+                    command(key)
+                told.add((type(caught.value), str(caught.value).partition(" (refusal ")[0].replace(key, "KEY")))
+            assert len(told) == 1
+    house.call(lambda: house.broker.state.locks.release("walk/held", "somebody"))
 
 
 @pytest.mark.parametrize("driver", [MeshTcp, MeshHttp, MeshUri, MeshGrpc])

@@ -126,11 +126,12 @@ class CopyRoutes:
         """
         if not may(principal, Action.PUBLISH, subject):
             raise refusal(principal, Action.PUBLISH, subject)
+        # Before the topic is looked for: the right is one to the subject, and the topic may be that of others.
+        if subject != name and not subject.startswith(f"{name}/"):
+            raise InvalidEventError(f"the subject of a record of topic {name!r} is {name!r}, or below it")
         self._broker.topic(name)
         if name.startswith(RESERVED_PREFIX):
             raise ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to")
-        if subject != name and not subject.startswith(f"{name}/"):
-            raise InvalidEventError(f"the subject of a record of topic {name!r} is {name!r}, or below it")
         fault = size_fault(subject, self._broker.state.key_bytes_max)
         if fault is not None:
             raise InvalidEventError(f"the subject {subject[:80]!r}... {fault}")

@@ -389,6 +389,7 @@ async def test_the_state_shows_and_takes_what_is_granted() -> None:
     state = house.bus.open_state()
     for key in ("a/x", "a/secret/k", "b/x", "a/w/old"):
         state.set(key, b"1")
+    state.locks.lock("a/locked", "bob")
     mine, other = house.broker.state_for(house.alice), house.broker.state_for(house.bob)
     everything = KeyPattern((), rest=True)
     assert sorted(key for key, _ in mine.match(everything)) == ["a/w/old", "a/x"]
@@ -411,6 +412,8 @@ async def test_the_state_shows_and_takes_what_is_granted() -> None:
         lambda: mine.note("a/x", b"2"),
         lambda: mine.locks.lock("a/x", "alice"),
         lambda: mine.locks.acquire("a/x", "alice", 1),
+        lambda: mine.locks.release("a/x", "alice"),
+        lambda: mine.locks.release("a/locked", "alice"),
         lambda: other.get("a/x"),
         lambda: other.match(everything),
     ):

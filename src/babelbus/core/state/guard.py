@@ -266,7 +266,8 @@ class GuardedLocks(_Guard):
         return self._locks.acquire(key, owner, wait)
 
     def release(self, key: str, owner: Hashable) -> GrantedLock:
-        """Release a lock; see `Locks.release`."""
+        """Release a lock; see `Locks.release`, whose errors say whether somebody holds it."""
+        self._check(Action.WRITE_STATE, key)
         return self._locks.release(key, owner)
 
     def drop(self, owner: Hashable) -> list[GrantedLock]:
