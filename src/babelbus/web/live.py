@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from babelbus.core.access import AccessRefusedError, Action, Identity, Narrowing, may, overlaps, refusal
+from babelbus.core.access import AccessRefusedError, Action, Identity, Narrowing, overlaps, refusal
 from babelbus.core.broker import Broker
 from babelbus.core.flow_policy import Bound
 from babelbus.core.publish import Publication
@@ -177,7 +177,7 @@ class LiveRoutes:
         pattern, new_only = read_text(call, "pattern"), "new_only" in call.query
         bytes_max, every_ms = read_number(call, "bytes_max"), read_number(call, "every_ms", 1)
         principal = call.principal
-        editor = self._editor_of(principal)
+        editor, state = self._editor_of(principal), self._broker.state_for(principal)
 
         def begin(feed: Feed) -> tuple[Iterator[bytes], Stop]:
             def put(changes: Iterable[StateChange]) -> None:
@@ -192,7 +192,7 @@ class LiveRoutes:
             return present, stop if latest is None else partial(_stop, stop, latest)
 
         def may_see(key: str) -> bool:
-            return may(principal, Action.SUBSCRIBE, principal.absolute(key))
+            return state.may_see(principal.absolute(key))
 
         def renew() -> Granted:
             editor.check_watch(pattern)

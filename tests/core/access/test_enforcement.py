@@ -1,6 +1,7 @@
 """The broker asks: each thing that it does or shows, for principals with and without the right, also after a change."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from itertools import chain
 
@@ -423,6 +424,44 @@ async def test_the_state_shows_and_takes_what_is_granted() -> None:
     assert sorted(key for key, _ in mine.delete_matching(everything)) == ["a/w/1", "a/w/2", "a/w/old"]
     assert state.find("b/x") == b"1"
     assert house.broker.state_for(BOSS) is state
+    await house.broker.close()
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("rows", "sees"),
+    [
+        ([("alice", "subscribe", "$SYS/#"), ("alice", "subscribe", "a/#")], False),
+        ([("alice", "*", "#"), ("alice", "subscribe", "a/secret", "deny")], False),
+        ([("alice", "*", "#")], True),
+    ],
+)
+async def test_keys_that_show_keys_of_others_are_there_for_who_may_see_all_keys(
+    rows: list[tuple[str, str, str]], sees: bool
+) -> None:
+    house = House(*rows)
+    state = house.bus.open_state()
+    state.shows_keys = lambda key: key.startswith("$SYS/locks")
+    lock, system, everything = "$SYS/locks/a/secret", KeyPattern(("$SYS",), rest=True), KeyPattern((), rest=True)
+    for key in (lock, "$SYS/name", "a/x"):
+        state.put(key, b"1")
+    await state.commit("test").wait()
+    mine = house.broker.state_for(house.alice)
+    assert mine.find("$SYS/name") == b"1"
+    answers = (mine.find(lock), mine.find_entry(lock), mine.may_see(lock), mine.may_list("$SYS/locks"))
+    assert [bool(answer) for answer in answers] == [sees] * 4
+    assert [lock in dict(mine.match(one)) for one in (system, everything)] == [sees] * 2
+    assert ["locks" in mine.children("$SYS"), bool(mine.child_count("$SYS/locks"))] == [sees] * 2
+    assert [mine.sees_below("$SYS"), mine.sees_below(None), mine.sees_all(system)] == [sees] * 3
+    for read, key in ((mine.get, lock), (mine.get_version, lock), (mine.children, "$SYS/locks/a")):
+        with contextlib.nullcontext() if sees else pytest.raises(NoSuchKeyError):
+            read(key)
+    heard: list[str | None] = []
+    mine.watch(everything, lambda changes, source: heard.extend(change[1] for change in changes))
+    state.delete(lock)
+    state.put("$SYS/name", b"2")
+    await state.commit("test").wait()
+    assert heard == ([lock, "$SYS/name"] if sees else ["$SYS/name"])
     await house.broker.close()
 
 

@@ -150,7 +150,7 @@ async def test_a_subscription_is_narrowed_visibly_and_shrinks_and_grows_at_once(
     writer.ask(put(1, "p/a", 0), put(2, "p/c", 0))
     narrowed = f"$SYS/clients/{talker.id}/narrowed/p/%3F"
     assert talker.ask(psubscribe(7, "p/?")) == [ack(7), pstate(7, "p/?", {"p/a": 0})]
-    assert writer.ask(get(3, narrowed)) == [state(3, 7)]
+    assert talker.ask(get(3, narrowed)) == [state(3, 7)]
 
     def told(value: int) -> list[Any]:
         writer.ask(*(put(1, f"p/{name}", value) for name in "abc"))
@@ -162,12 +162,12 @@ async def test_a_subscription_is_narrowed_visibly_and_shrinks_and_grows_at_once(
     assert told(2) == ["p/b"]
     await house.grant((ANONYMOUS, "subscribe", "p/?"), *everything)
     assert told(3) == ["p/a", "p/b", "p/c", "p/a", "p/c"]
-    assert writer.code(get(4, narrowed)) == 5
+    assert talker.code(get(4, narrowed)) == 5
     await house.grant(*everything)
     assert told(4) == []
-    assert writer.ask(get(5, narrowed)) == [state(5, 7)]
+    assert talker.ask(get(5, narrowed)) == [state(5, 7)]
     talker.ask(unsubscribe(7))
-    assert writer.code(get(6, narrowed)) == 5
+    assert talker.code(get(6, narrowed)) == 5
 
 
 @in_loop
@@ -399,6 +399,68 @@ async def test_a_client_sees_and_writes_its_own_keys_without_a_right_and_nobody_
     await house.grant((ANONYMOUS, "subscribe", "$SYS/#"))
     assert other.ask(get(2, path)) == [state(2, "me")]
     assert talker.ask(delete(3, path))[0]["state"]["deleted"] == "me"
+
+
+NOT_ALL = [
+    [(ANONYMOUS, "subscribe", "$SYS/#"), (ANONYMOUS, "subscribe", "p/#")],
+    [(ANONYMOUS, "subscribe", "#"), (ANONYMOUS, "subscribe", "secret/#", "deny")],
+]
+SHOWING = ("locks", "subscriptions", "graveGoods", "lastWill", "narrowed")
+
+
+@pytest.mark.parametrize("rows", NOT_ALL)
+@in_loop
+async def test_what_clients_leave_behind_lock_and_subscribe_to_is_shown_to_who_may_see_everything(
+    rows: list[tuple[str, ...]],
+) -> None:
+    house = House()
+    changes = (ANONYMOUS, "write-state", "#")
+    await house.grant(changes, (ANONYMOUS, "subscribe", "#"))
+    boss, reader = Talker(house.hub), Talker(house.hub)
+    boss.ask(goods_of(boss, "secret/#"), will_of(boss, **{"secret/a": 1}), named("lock", 1, "secret/b"))
+    boss.ask(psubscribe(2, "secret/#", liveOnly=True))
+
+    def shown(reader: Talker) -> list[str]:
+        """Ask all that a client can ask about another one."""
+        told: list[Any] = []
+        path = f"$SYS/clients/{boss.id}"
+        for number, key in enumerate(
+            (f"{path}/lastWill", f"{path}/graveGoods", "$SYS/locks/secret/b", f"{path}/subscriptions/secret/%23"), 10
+        ):
+            told += reader.ask(get(number, key), cget(number, key), subscribe(number, key))
+            told += reader.ask(unsubscribe(number))
+        for number, pattern in enumerate(("$SYS/#", "$SYS/clients/?/lastWill", "$SYS/locks/#", "#"), 20):
+            told += reader.ask(pget(number, pattern), psubscribe(number, pattern))
+            told += reader.ask(unsubscribe(number))
+        for parent in (path, "$SYS/locks", "$SYS/locks/secret", f"{path}/subscriptions"):
+            told += reader.ask(ls(30, parent))
+        told += reader.ask(pls(31, "$SYS/clients/?"), pls(32, "$SYS/?"))
+        for one in told:
+            one.get("pState", {}).pop("requestPattern", None)
+        text = str([one for one in told if "err" not in one])
+        for its_own in (f"{reader.id}/narrowed", "$SYS/subscriptions"):
+            text = text.replace(its_own, "")
+        return [name for name in ("secret", *SHOWING) if name in text]
+
+    await house.grant(changes, *rows)
+    assert shown(reader) == []
+    assert reader.ask(get(1, f"$SYS/clients/{boss.id}/protocol")) == [state(1, "TCP")]
+    assert reader.ask(psubscribe(2, "$SYS/#", liveOnly=True)) == [ack(2)]
+    boss.ask(will_of(boss, **{"secret/new": 1}), named("releaseLock", 3, "secret/b"), named("lock", 3, "secret/c"))
+    assert "secret" not in str(reader.heard())
+    own = will_of(reader, mine=1)
+    key, value = own["set"]["key"], own["set"]["value"]
+    answers = reader.ask(own, get(1, key), pget(1, key))
+    assert all(
+        one in answers for one in (state(1, value), pstate(1, key, {key: value}), pstate(2, "$SYS/#", {key: value}))
+    )
+    await house.grant(changes, (ANONYMOUS, "subscribe", "#"))
+    reader.heard()
+    boss.ask(will_of(boss, **{"secret/newer": 1}), named("lock", 4, "secret/d"))
+    heard = str(reader.heard())
+    assert "secret/newer" in heard
+    assert "locks/secret/d" in heard
+    assert shown(reader) == ["secret", "locks", "subscriptions", "graveGoods", "lastWill"]
 
 
 # -- keys that are secret to some processes --------------------------------------------------------------------------

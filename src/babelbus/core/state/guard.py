@@ -25,7 +25,8 @@ from babelbus.core.state.paging import granted_of
 from babelbus.core.state.patterns import pattern_text, subjects_of
 from babelbus.core.state.tree import NoSuchKeyError, State, Testament
 from babelbus.core.state.watches import Receive, Watch
-from babelbus.core.subject import EVERYTHING, Pattern, below, exactly
+from babelbus.core.subject import ANY, EVERYTHING, Pattern, below, exactly
+from babelbus.core.topic import RESERVED_PREFIX
 
 UNSEEN: Final = b"null"
 """The answer in place of a value that the principal may not see."""
@@ -66,26 +67,31 @@ class GuardedState(_Guard):
 
     def may_see(self, key: str | None) -> bool:
         """Return whether the principal may see the value of a key."""
-        return key is not None and self._rights.may(Action.SUBSCRIBE, key)
+        return key is not None and self._rights.may(Action.SUBSCRIBE, key) and not self._is_hidden(key)
+
+    def _is_hidden(self, key: str) -> bool:
+        """Return whether a key shows other keys and the principal may not see all keys: then it is not there."""
+        return self._state.shows_keys(key) and not self._rights.covers(Action.SUBSCRIBE, EVERYTHING)
 
     def find(self, key: str) -> bytes | None:
         """Return a value, `None` if the key has no value."""
-        self._check(Action.SUBSCRIBE, key)
-        return self._state.find(key)
+        entry = self.find_entry(key)
+        return None if entry is None else entry[1]
 
     def find_entry(self, key: str) -> tuple[str, bytes, int] | None:
         """Return the entry of a key, `None` if the key has no value."""
         self._check(Action.SUBSCRIBE, key)
-        return self._state.find_entry(key)
+        return None if self._is_hidden(key) else self._state.find_entry(key)
 
     def get(self, key: str) -> bytes:
         """Return a value; see `State.get`."""
-        self._check(Action.SUBSCRIBE, key)
-        return self._state.get(key)
+        return self.get_version(key)[0]
 
     def get_version(self, key: str) -> tuple[bytes, int]:
         """Return a value and its version; see `State.get_version`."""
         self._check(Action.SUBSCRIBE, key)
+        if self._is_hidden(key):
+            raise NoSuchKeyError(key)
         return self._state.get_version(key)
 
     def match(self, pattern: KeyPattern) -> list[tuple[str, bytes]]:
@@ -95,8 +101,8 @@ class GuardedState(_Guard):
     def entries(self, pattern: KeyPattern) -> list[tuple[str, bytes, int]]:
         """Return key, value and version of all entries that match a pattern and may be seen."""
         self._check_pattern(Action.SUBSCRIBE, pattern)
-        may = self._rights.may
-        return [entry for entry in self._state.entries(pattern) if may(Action.SUBSCRIBE, entry[0])]
+        may_see = self.may_see
+        return [entry for entry in self._state.entries(pattern) if may_see(entry[0])]
 
     def children(self, parent: str | None) -> list[str]:
         """Return the names of the direct children of a key at or below which the principal may see something."""
@@ -124,7 +130,9 @@ class GuardedState(_Guard):
 
     def _may_list(self, key: str) -> bool:
         patterns: tuple[Pattern, ...] = (exactly(key), below(key))
-        return any(self._rights.overlaps(Action.SUBSCRIBE, part) is not Narrowing.NONE for part in patterns)
+        return not self._is_hidden(key) and any(
+            self._rights.overlaps(Action.SUBSCRIBE, part) is not Narrowing.NONE for part in patterns
+        )
 
     def all_children(self, parent: str | None) -> list[str]:
         """Return the names of all direct children of a key: show only those that `may_list` grants."""
@@ -145,11 +153,17 @@ class GuardedState(_Guard):
 
     def sees_all(self, pattern: KeyPattern) -> bool:
         """Return whether every key of a pattern may be seen."""
-        return self._rights.covers(Action.SUBSCRIBE, *subjects_of(pattern))
+        return self._sees(*subjects_of(pattern))
 
     def sees_below(self, parent: str | None) -> bool:
         """Return whether everything below a key may be seen, `None` is the root."""
-        return self._rights.covers(Action.SUBSCRIBE, EVERYTHING if parent is None else below(parent))
+        return self._sees(EVERYTHING if parent is None else below(parent))
+
+    def _sees(self, *patterns: Pattern) -> bool:
+        """Return whether every key of patterns may be seen; keys that show other keys are the server's own."""
+        if any((pattern.element(0) or ANY)[0][:1] in ("", RESERVED_PREFIX) for pattern in patterns):
+            patterns = (*patterns, EVERYTHING)
+        return self._rights.covers(Action.SUBSCRIBE, *patterns)
 
     def testaments(self) -> dict[str, Testament]:
         """Return the testaments by their owners, as far as their keys may be seen."""

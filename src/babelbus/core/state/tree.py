@@ -105,6 +105,9 @@ class State:
         self._last = DONE
         self.rights_of: Callable[[str], Rights | None] = lambda principal: None
         """Returns the rights of the principal of a testament; `None` while the gate is off."""
+        self.shows_keys: Callable[[str], bool] = lambda key: False
+        """Returns whether the name or the value of a key shows keys of others: for whom some keys are not to be seen,
+        it is not there. All keys below such a key are such keys."""
         self.away: frozenset[str] = frozenset()
         """Owners whose sessions go on at the next server, or have not begun here again: their testaments wait."""
         self.locks = Locks()

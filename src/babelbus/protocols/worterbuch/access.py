@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from babelbus.core.access import Action, Identity, refusal
+from babelbus.core.access import Action, Identity, may, refusal
 from babelbus.core.state import GuardedState, KeyPattern, NoSuchKeyError, State, Testament, store_pattern
 from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
@@ -186,7 +186,14 @@ class Access:
         Raises:
             AccessRefusedError: nothing of the pattern is granted.
         """
-        return without_secrets(pattern, self.state.match(pattern))
+        self.state.check_watch(pattern)
+        return self.match_visible(pattern)
+
+    def may_hear(self, key: str | None) -> bool:
+        """Return whether a pattern of the client means a key: what shows keys of others is its own, or it sees all."""
+        if key is not None and key.startswith(self._own):
+            return may(self.identity, Action.SUBSCRIBE, key)
+        return self.state.may_see(key)
 
     def find_visible(self, key: str) -> bytes | None:
         """Return a value, `None` without a value or a right; records no refusal."""
@@ -197,8 +204,8 @@ class Access:
         """Return the keys and values that match a pattern and may be seen; records no refusal."""
         pairs = self._keeper.state.match(pattern)
         if self.identity.rights is not None:
-            may_see = self.state.may_see
-            pairs = [pair for pair in pairs if may_see(pair[0])]
+            may_hear = self.may_hear
+            pairs = [pair for pair in pairs if may_hear(pair[0])]
         return without_secrets(pattern, pairs)
 
     def children(self, parent: str | None) -> list[str]:

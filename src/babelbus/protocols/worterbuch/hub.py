@@ -28,7 +28,7 @@ from babelbus.core.subject import PathPattern
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.contract import LOST_RIGHT
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
-from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret, shows_keys
 from babelbus.protocols.worterbuch.peer import Peer, Subscriber
 from babelbus.protocols.worterbuch.values import parse_value
 
@@ -78,6 +78,7 @@ class Hub:
         self._counted = 0
         self._started = clock.monotonic()
         broker.state_receiver = self._receiver
+        self.state.shows_keys = shows_keys
         self.state.listeners.append(self._hear_changes)
         self.state.locks.receivers.append(self._grant)
         self._show_server()
@@ -292,7 +293,7 @@ class Hub:
             for subscriber in client.subscribers.values():
                 if subscriber.subscription is not None:
                     subscriber.subscription.principal = access.identity
-                    subscriber.forget_refused(access.state.may_see)
+                    subscriber.forget_refused(access.may_hear)
                     self._show_narrowing(subscriber)
             for subscriber in client.ls_subscribers.values():
                 self._tell_names(subscriber)
@@ -306,6 +307,8 @@ class Hub:
         route = self.broker.router.route_of(key)
         receiver = self._receiver
         owners = tuple(cast("Subscriber", one.owner) for one in route.subscriptions if one.receiver is receiver)
+        if shows_keys(key):  # the router knows the rows alone
+            owners = tuple(one for one in owners if one.session.access.may_hear(key))
         return Fan(route, owners)
 
     def _hear_changes(self, changes: Sequence[Change], commit: Commit) -> None:

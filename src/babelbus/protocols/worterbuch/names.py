@@ -18,6 +18,22 @@ def is_below_sys(key: str) -> bool:
     return key.startswith(SYS) and key[len(SYS) : len(SYS) + 1] in ("", SEPARATOR)
 
 
+_SHOWING_KEYS = frozenset(("graveGoods", "lastWill", "narrowed", "subscriptions"))
+"""Begin the keys below `$SYS/clients/ID` whose names or values are keys and patterns."""
+
+
+def shows_keys(key: str) -> bool:
+    """Return whether a key below `$SYS` shows what clients lock, subscribe to, or leave behind."""
+    if not key.startswith(SYS):
+        return False
+    match key.split(SEPARATOR, 4):
+        case ["$SYS", "locks", *_]:
+            return True
+        case ["$SYS", "clients", _, name, *_]:
+            return name in _SHOWING_KEYS
+    return False
+
+
 SBUS_CREDENTIALS = "!/cred/"
 """Begins the keys that sbus shows to some processes only: here nobody writes or sees them."""
 

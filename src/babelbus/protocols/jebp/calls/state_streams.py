@@ -112,10 +112,15 @@ class Pages(Stream):
 
     def granted(self, items: Iterable[T], action: Action, key_of: Callable[[T], str]) -> Iterator[T]:
         """Yield the items that were read, without those that the client may not have any more."""
-        call = self._call
         for item in items:
-            if not self._access_changed or may(call.principal, action, call.principal.absolute(key_of(item))):
+            if not self._access_changed or self._may(action, self._call.principal.absolute(key_of(item))):
                 yield item
+
+    def _may(self, action: Action, key: str) -> bool:
+        principal = self._call.principal
+        if action is Action.SUBSCRIBE:  # the state hides more than the rows do
+            return self._call.broker.state_for(principal).may_see(key)
+        return may(principal, action, key)
 
     def resume(self) -> None:
         """Send on."""
