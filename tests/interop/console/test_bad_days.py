@@ -1,8 +1,9 @@
 """Records, topics and servers that are hard to show: each page says so in a sentence, and shows a way on."""
 
 import contextlib
+import http.client
 import json
-import socket
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -218,29 +219,40 @@ def test_offsets_that_are_to_come_show_the_end(window: Window) -> None:
 
 @contextlib.contextmanager
 def full(world: World, *, free: int) -> Iterator[None]:
-    """Take the places for connections until so many are free, as other clients that stay."""
-    host, port = world.server.addresses["admin"].split(":")
+    """Take the places for connections until so many are free, as other administrators who stay."""
     with contextlib.ExitStack() as stack:
         taken = []
-        while client := _stay(host, int(port), world.token):
-            taken.append(stack.enter_context(client))
+        while client := _stay(world):
+            taken.append(stack.enter_context(contextlib.closing(client)))
         for one in taken[:free]:
             one.close()
+        # The server has seen that they are closed before anybody asks for their places.
+        while free and (held := _connections(taken[-1])) > CONNECTIONS - free:
+            assert held <= CONNECTIONS
         yield
 
 
-def _stay(host: str, port: int, token: str) -> socket.socket | None:
-    """Return a connection that has proved who it is, `None` if there is no place for another: others give way."""
-    client = socket.create_connection((host, port), SAFETY_NET_SECONDS)
+def _stay(world: World) -> http.client.HTTPConnection | None:
+    """Return a connection whose request with a proof was answered, `None` if there is no place for another."""
+    client = http.client.HTTPConnection(world.server.addresses["admin"], timeout=SAFETY_NET_SECONDS)
     try:
-        head = f"GET /api/server HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
-        client.sendall(head.encode())
-        if client.recv(2**16).startswith(b"HTTP/1.1 200"):
-            return client
-    except ConnectionError:
-        pass
-    client.close()
-    return None
+        client.request("GET", "/api/topics", headers={"Authorization": f"Bearer {world.token}"})
+        with client.getresponse() as answer:
+            assert answer.status == 200
+            answer.read()
+    except (ConnectionError, http.client.BadStatusLine):
+        client.close()
+        return None
+    return client
+
+
+def _connections(client: http.client.HTTPConnection) -> float:
+    """Ask a connection that stays how many the endpoint has."""
+    client.request("GET", "/metrics")
+    with client.getresponse() as answer:
+        found = re.search(r'^babelbus_connections\{protocol="admin"\} (\S+)$', answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 def test_a_server_at_its_connection_limit_is_told_and_comes_back(windows: Windows) -> None:
