@@ -21,6 +21,8 @@ from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
 from tests.support.server import LiveServer, configure
 
+LONG_SECONDS = 30.0
+"""Longer than a first request takes, and shorter than a connection may be idle between two."""
 REQUEST = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF_OF_A_LOGIN = (
     b"POST /api/console/login HTTP/1.1\r\nHost: localhost\r\nX-Babelbus-Console: 1\r\n"
@@ -28,13 +30,14 @@ HALF_OF_A_LOGIN = (
 )
 
 
-def serve(folder: Path, **settings: float) -> LiveServer:
+def serve(folder: Path, *, use_uvloop: bool = True, **settings: float) -> LiveServer:
     config = configure(folder)
     return LiveServer(
         type(config)(
             **{name: getattr(config, name) for name in config.__struct_fields__ if name != "admin"},
             admin=AdminSettings(port=0, **settings),  # type: ignore[arg-type]  # as the test gives them
-        )
+        ),
+        use_uvloop=use_uvloop,
     )
 
 
@@ -165,17 +168,20 @@ def test_a_client_of_the_address_with_the_most_gives_way() -> None:
 
 @pytest.mark.parametrize("begun", [b"", REQUEST[:-2]])
 def test_a_client_that_sends_no_whole_request_is_closed_and_one_that_did_is_not(tmp_path: Path, begun: bytes) -> None:
-    with serve(tmp_path, handshake_seconds=1.0) as live, dial(live) as quick:
+    with serve(tmp_path, use_uvloop=False, handshake_seconds=LONG_SECONDS) as live, dial(live) as quick:
         assert ask(quick).startswith(b"HTTP/1.1 200")
+        sample = live.server.metrics.registry.get_sample_value
         with dial(live) as slow:
             slow.sendall(begun)
+            live.until(lambda: sample("babelbus_connections", {"protocol": "admin"}) == 2)
+            live.skip(LONG_SECONDS)
             assert is_cut(slow)
         assert refused(live, "handshake") == 1
         assert ask(quick).startswith(b"HTTP/1.1 200")  # its deadline is over by now too
 
 
 def test_half_of_a_log_in_is_not_waited_for_longer_than_a_first_request(tmp_path: Path) -> None:
-    with serve(tmp_path, handshake_seconds=1.0) as live, dial(live) as client:
+    with serve(tmp_path, handshake_seconds=3.0) as live, dial(live) as client:
         client.sendall(HALF_OF_A_LOGIN)
         assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
 

@@ -1,6 +1,7 @@
 """The gRPC listener of EventMesh with clients that write HTTP/2 themselves: limits, deadlines, goodbyes, silence."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ PUBLISH, REQUEST, LISTEN = (
 )  # fmt: skip
 LEGACY = Legacy(None)
 CALM = 11
+LONG_SECONDS = 1_000.0
+"""The time for a handshake, of which nobody waits for the end: `LiveServer.skip` lets it be over."""
 
 
 def serving(folder: Path, server: ServerSettings | None = None, **settings: Any) -> LiveServer:
@@ -53,6 +56,12 @@ def serving(folder: Path, server: ServerSettings | None = None, **settings: Any)
 
 def raw(live: LiveServer, **values: int) -> RawClient:
     return RawClient(live.server.addresses["eventmesh-grpc"], **values)
+
+
+def read_to_end(client: MeshClient) -> None:
+    with suppress(ConnectionResetError):
+        while client.socket.recv(2**16):
+            pass
 
 
 def shared(live: LiveServer) -> RpcServer:
@@ -264,15 +273,20 @@ def test_a_client_that_reads_no_bytes_holds_a_bound_of_them_and_its_group_goes_o
 
 
 def test_a_client_of_http_1_and_a_silent_one_are_closed(tmp_path: Path) -> None:
-    with serving(tmp_path, handshake_seconds=0.2) as live:
+    made = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, handshake_seconds=LONG_SECONDS)
+    with LiveServer(configure(tmp_path, eventmesh=made), use_uvloop=False) as live:
         address = live.server.addresses["eventmesh-grpc"]
         with RawClient(address) as known:
             known.until(SETTINGS, 0, ACK)
-            for words in (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"PRI * HTTP/2.0\r\n"):
-                with MeshClient(address) as client:
-                    client.socket.sendall(words)
-                    while client.socket.recv(2**16):
-                        pass
+            with MeshClient(address) as client:
+                client.socket.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                read_to_end(client)
+            live.until(lambda: len(live.connections) == 1)
+            with MeshClient(address) as client:
+                client.socket.sendall(b"PRI * HTTP/2.0\r\n")
+                live.until(lambda: len(live.connections) == 2)
+                live.skip(LONG_SECONDS)
+                read_to_end(client)
             known.send(call(1, publication(), block(path=PUBLISH)))
             assert code(known, 1) == "0"
 

@@ -110,8 +110,9 @@ def test_a_server_that_stops_says_goodbye(tmp_path: Path) -> None:
 
 
 def test_a_client_that_is_silent_is_closed(tmp_path: Path) -> None:
-    settings = EventmeshSettings(tcp_port=0, http_port=0, grpc_port=0, idle_seconds=0.001)
-    with LiveServer(configure(tmp_path, eventmesh=settings)) as live, dial(live).hello() as client:
+    with LiveServer(configure(tmp_path)) as live, dial(live).hello() as client:
+        (peer,) = live.server.services["eventmesh"].hub.peers  # type: ignore[attr-defined]
+        live.call(lambda: setattr(peer, "heard_at", peer.heard_at - live.config.eventmesh.idle_seconds))
         assert client.is_closed()
 
 
