@@ -26,6 +26,7 @@ from babelbus.storage.memory import MemoryFiles
 from tests.storage.faults import FaultyFiles
 from tests.support.bus import (
     NOW,
+    SAFETY_NET_SECONDS,
     Bus,
     Gate,
     batch,
@@ -685,11 +686,11 @@ async def test_a_stop_waits_for_the_cleaning_that_is_under_way() -> None:
     def hold(operation: str, path: str) -> None:
         if operation == "unlink" and not reached.is_set():
             reached.set()
-            assert let_on.wait(30)
+            assert let_on.wait(SAFETY_NET_SECONDS)
 
     files.before_call = hold
     cleaning = asyncio.ensure_future(bus.broker.clean())
-    await asyncio.get_running_loop().run_in_executor(None, reached.wait, 30)
+    await asyncio.get_running_loop().run_in_executor(None, reached.wait, SAFETY_NET_SECONDS)
     cleaning.cancel()
     threading.Timer(0, let_on.set).start()  # while the stop waits
     await bus.broker.close()

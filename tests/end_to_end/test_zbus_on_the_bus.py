@@ -39,7 +39,7 @@ class Zbus:
     """zbus in its plainest form: one HTTP request a command."""
 
     def __init__(self, live: LiveServer) -> None:
-        self._connection = http.client.HTTPConnection(live.server.addresses["zbus"], timeout=30)
+        self._connection = http.client.HTTPConnection(live.server.addresses["zbus"], timeout=SAFETY_NET_SECONDS)
 
     def ask(self, cmd: str, body: bytes = b"", *, kind: str = "text/plain", **headers: str) -> tuple[int, bytes]:
         """Send a command; give status and body of its answer."""

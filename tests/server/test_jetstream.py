@@ -73,7 +73,7 @@ def test_a_topic_whose_stream_somebody_has_altered_is_refused_and_the_others_are
 @pytest.mark.usefixtures("nats")
 def test_while_nats_is_away_its_topics_refuse_and_the_others_go_on(tmp_path: Path) -> None:
     with nats_server() as nats:
-        settings = JetstreamSettings(nats.url, replicas=1, shards=1, timeout_seconds=0.5)
+        settings = JetstreamSettings(nats.url, replicas=1, shards=1, timeout_seconds=3.0)
         with LiveServer(msgspec.structs.replace(configure(tmp_path), jetstream=settings)) as live:
             make_topic(live, "orders")
             live.call(lambda: live.server.broker.create_topic("news", 1, {}, SERVER))

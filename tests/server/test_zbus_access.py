@@ -24,6 +24,7 @@ from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.messages import Message
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.wire.websocket import encode_texts
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.server import LiveServer, configure
 from tests.support.signing import sign_frame, sign_request
@@ -117,7 +118,7 @@ def enforcing(folder: Path, mode: str = "enforce", tls: TlsSettings | None = Non
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bus]:
-    with enforcing(tmp_path_factory.mktemp("bus"), monitor_port=0, rpc_timeout_seconds=30) as live:
+    with enforcing(tmp_path_factory.mktemp("bus"), monitor_port=0, rpc_timeout_seconds=SAFETY_NET_SECONDS) as live:
         yield Bus(live)
 
 

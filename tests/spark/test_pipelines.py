@@ -20,6 +20,7 @@ from babelbus.spark.pipelines.parquet import JOURNAL, MERGED, DamagedArchiveErro
 from babelbus.spark.pipelines.run import lock
 from babelbus.spark.pipelines.session import cause
 from babelbus.spark.pipelines.sinks import DeltaFolder, DeltaMissingError, need_delta
+from tests.support.bus import SAFETY_NET_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -262,7 +263,7 @@ def test_metrics_are_served_for_prometheus() -> None:
     metrics.started("s")
     metrics.batch(batch)
     metrics.batch(batch)
-    with urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics", timeout=SAFETY_NET_SECONDS) as answer:
         text = answer.read().decode()
     metrics.close()
     for name, value in (("rows_in_total", 20), ("lag_records", 4), ("running", 1), ("batch_seconds_count", 2)):

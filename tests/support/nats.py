@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from babelbus.testing.ports import free_ports
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.passage import Passage
 
 
@@ -50,7 +51,7 @@ class NatsServer:
         self._process = subprocess.Popen([_binary(), "-c", self._config], stderr=subprocess.PIPE)
         ready = threading.Event()
         threading.Thread(target=self._write_log, args=(self._process.stderr, ready), daemon=True).start()
-        if not ready.wait(30):
+        if not ready.wait(SAFETY_NET_SECONDS):
             raise TimeoutError(f"the server of NATS does not start: {self.folder}/{self.name}.log")
 
     def _write_log(self, lines: IO[bytes], ready: threading.Event) -> None:
@@ -147,7 +148,7 @@ def send_to_nats(url: str, subject: str, content: bytes) -> bytes:
     async def send() -> bytes:
         client = await nats.connect(url)
         try:
-            return (await client.request(subject, content, timeout=20)).data
+            return (await client.request(subject, content, timeout=SAFETY_NET_SECONDS)).data
         finally:
             await client.close()
 

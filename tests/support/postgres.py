@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 PLACES = "/usr/lib/postgresql/*/bin"
 """Where the Debian packages put the programs of each version; they are not in the PATH."""
-START_SECONDS = 60
+START_SECONDS = 100
 
 
 class PostgresMissingError(Exception):

@@ -218,7 +218,7 @@ def test_a_server_that_starts_again_goes_on_where_the_acks_were(tmp_path: Path) 
 def test_what_is_not_read_yet_is_extended_and_what_is_held_is_not(tmp_path: Path) -> None:
     async def test(bus: Bus, client: Client) -> None:
         await client.publish_many("t", [b"a", b"b", b"c"])
-        settings = {"ack_seconds": 0.3, "retry_seconds": 0.0, "order": "none"}
+        settings = {"ack_seconds": 2.0, "retry_seconds": 0.0, "order": "none"}
         consumer = client.consume("t", "g", **START, settings=settings)
         (first,) = await read(consumer, 1, ack=False)
         group = group_of(bus)
@@ -236,7 +236,7 @@ def test_what_is_not_read_yet_is_extended_and_what_is_held_is_not(tmp_path: Path
 def test_a_handler_can_extend_what_it_works_on(tmp_path: Path) -> None:
     async def test(bus: Bus, client: Client) -> None:
         await client.publish_many("t", [b"a", b"b"])
-        settings = {"ack_seconds": 0.4, "retry_seconds": 0.0, "order": "none"}
+        settings = {"ack_seconds": 2.0, "retry_seconds": 0.0, "order": "none"}
         consumer = client.consume("t", "g", **START, settings=settings)
         kept, silent = await read(consumer, 2, ack=False)
         group = group_of(bus)

@@ -145,7 +145,8 @@ def chromium() -> "Iterator[Browser]":
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         options = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        browser = playwright.chromium.launch(executable_path=program, args=options)
+        patience = SAFETY_NET_SECONDS * 1000
+        browser = playwright.chromium.launch(executable_path=program, args=options, timeout=patience)
         yield browser
         browser.close()
 

@@ -39,7 +39,7 @@ from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.format import encode_batch, encode_payloads
 from babelbus.server.access import ClientEntry
 from babelbus.server.app import Server
-from tests.support.bus import in_loop
+from tests.support.bus import SAFETY_NET_SECONDS, in_loop
 from tests.support.server import configure, configure_to_return
 from tests.support.staging import StagingChild
 
@@ -304,7 +304,9 @@ async def test_a_refusal_of_what_was_put_comes_with_the_next_call_and_the_part_c
 
 def attempt(child: StagingChild, batch_id: int, number: int) -> None:
     """What a Spark query does with a batch, once: ask, stage in two parts, commit."""
-    with BlockingClient(child.address, identity=child.admin, reconnect=False, request_timeout_seconds=10.0) as client:
+    with BlockingClient(
+        child.address, identity=child.admin, reconnect=False, request_timeout_seconds=SAFETY_NET_SECONDS
+    ) as client:
         batches = client.transaction("etl")
         if batches.ask().last_batch_id >= batch_id:
             return

@@ -11,6 +11,7 @@ import pytest
 from babelbus.clients.sbus import Client, connect
 from babelbus.errors import ConfigError
 from babelbus.protocols.sbus.packets.listeners import ABSTRACT, Door, open_door, read_door
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.sbus import configured, is_cut, join, service_of
 from tests.support.server import LiveServer
 
@@ -141,7 +142,7 @@ def test_several_doors_lead_to_one_bus(tmp_path: Path) -> None:
         assert stat.S_IMODE(os.stat(first).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(second).st_mode) == 0o770
         for number, address in enumerate((second, third)):
-            with Client(address, timeout_seconds=30) as other:
+            with Client(address, timeout_seconds=SAFETY_NET_SECONDS) as other:
                 other.publish(b"k", b"%d" % number)
                 other.whoami()
         assert [client.receive_packet() for _ in range(2)] == [b"MSG k\x000", b"MSG k\x001"]
@@ -158,7 +159,7 @@ def as_stranger(address: str) -> str:
             os.setgid(STRANGER)
             os.setuid(STRANGER)
             try:
-                with Client(address, timeout_seconds=30) as client:
+                with Client(address, timeout_seconds=SAFETY_NET_SECONDS) as client:
                     os.write(writer, client.whoami())
             except OSError as error:
                 os.write(writer, type(error).__name__.encode())
@@ -201,5 +202,5 @@ def test_a_user_who_is_not_served_is_closed_after_connecting(tmp_path: Path, mon
     with LiveServer(configured(tmp_path)) as live:
         (door,) = service_of(live).doors
         monkeypatch.setattr(door, "users", frozenset({os.getuid() + 1}))
-        with Client(live.server.addresses["sbus"], timeout_seconds=30) as client:
+        with Client(live.server.addresses["sbus"], timeout_seconds=SAFETY_NET_SECONDS) as client:
             assert is_cut(client)

@@ -8,6 +8,7 @@ import pytest
 from babelbus.clients.sbus import Client
 from babelbus.protocols.sbus.messages import Publish
 from babelbus.protocols.sbus.packets.sockets import PacketConnection
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.sbus import (
     configured,
     heard_before_barrier,
@@ -216,7 +217,7 @@ def test_many_receivers_that_leave_at_once_harm_nobody(tmp_path: Path) -> None:
 
 def test_too_many_connections_are_closed_at_once(tmp_path: Path) -> None:
     with LiveServer(configured(tmp_path, connections_max=1)) as live, join(live) as client:
-        with Client(live.server.addresses["sbus"], timeout_seconds=30) as other:
+        with Client(live.server.addresses["sbus"], timeout_seconds=SAFETY_NET_SECONDS) as other:
             assert is_cut(other)
         client.whoami()
 

@@ -10,7 +10,7 @@ import pytest
 
 from babelbus.clients.sbus import AsyncClient, Client, connect
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX, Control, Publish
-from tests.support.bus import in_loop
+from tests.support.bus import SAFETY_NET_SECONDS, in_loop
 from tests.support.sbus import (
     configured,
     heard_before_barrier,
@@ -264,5 +264,5 @@ def test_a_client_that_hears_its_own_flood_stops_only_itself(live: LiveServer) -
 
 
 def test_a_client_of_its_own_sockets_is_taken_too(live: LiveServer) -> None:
-    with Client(connect(live.server.addresses["sbus"]), timeout_seconds=30) as client:
+    with Client(connect(live.server.addresses["sbus"]), timeout_seconds=SAFETY_NET_SECONDS) as client:
         assert client.whoami()

@@ -258,7 +258,7 @@ def test_a_write_with_an_unknown_outcome_is_looked_for_before_it_is_sent_again(h
 
 def test_while_nats_is_away_a_write_fails_and_later_writes_work(house: House) -> None:
     relay = Relay(house.server.port)
-    files = house.open(servers=relay.url, timeout_seconds=0.5)
+    files = house.open(servers=relay.url, timeout_seconds=3.0)
     files.put("groups.0", b"old")
     relay.loses_requests = relay.loses_replies = True
     with pytest.raises(OSError, match=r"NATS|acknowledge") as away:
