@@ -16,7 +16,7 @@ from tests.support.server import LiveServer, configure
 
 FOLDER = Path(__file__).parent / "eventmesh"
 INSTALL_SECONDS = 300
-SECONDS = 120
+SECONDS = 250
 
 
 @pytest.fixture(scope="module")

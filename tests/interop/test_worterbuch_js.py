@@ -11,7 +11,7 @@ import pytest
 from tests.support.server import LiveServer, configure
 
 PROGRAM = Path(__file__).parent / "worterbuch_js"
-SECONDS = 120
+SECONDS = 250
 
 
 @pytest.fixture(scope="module")

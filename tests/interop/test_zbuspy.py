@@ -18,7 +18,7 @@ from tests.support.zbus import SocketClient
 PROGRAM = Path(__file__).parent / "zbuspy" / "run.py"
 WORKER = Path(__file__).parent / "zbuspy" / "worker.py"
 PACKAGES = ("zbuspy==1.0.10", "websocket-client==0.57.0")  # a later websocket-client calls zbuspy in another way
-SECONDS = 120
+SECONDS = 250
 KEYS = ("2ba912a8-4a8d-49d2-1a22-198fd285cb06", "461277322-943d-4b2f-b9b6-3f860d746ffd")
 
 

@@ -78,11 +78,12 @@ def test_the_gate_is_turned_on_only_with_an_administrator(windows: Windows) -> N
     with running() as world:
         for principal in world.ask("GET", "/api/principals")["principals"]:
             assert principal["roles"] == ["admin"]  # that of the local client list
-        page = windows(world).open("/access")
+        window = windows(world)
+        page = window.open("/access")
         page.get_by_role("button", name="Turn it on").click()
         page.get_by_role("dialog").get_by_text("Administrators: admin.").wait_for()
         page.get_by_role("dialog").get_by_role("button", name="Turn on").click()
-        page.get_by_text("The gate is on.").wait_for()
+        window.wait("The gate is on.")
         assert world.ask("GET", "/api/access")["enforcing"]
 
 

@@ -115,6 +115,7 @@ def test_the_keys_do_what_their_list_says(window: Window) -> None:
     page.keyboard.press("Tab")
     assert focused(page) != "BODY"
     page.locator("h1").click()
+    page.evaluate("const now = Date.now(); Date.now = () => now")  # a slow machine presses both keys at once, too
     page.keyboard.press("g")
     page.keyboard.press("s")
     window.wait("The last value of each key")

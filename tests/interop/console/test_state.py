@@ -66,13 +66,14 @@ def test_a_value_changes_by_itself_until_it_is_paused(window: Window, world: Wor
 
 def test_the_second_of_two_who_edit_a_value_sees_both_values(windows: Windows, world: World) -> None:
     world.set({PLACE: {"euro": 10}})
-    pages = [windows(world).open("/state?key=shop%2Fprice") for _ in range(2)]
+    editors = [windows(world) for _ in range(2)]
+    pages = [editor.open("/state?key=shop%2Fprice") for editor in editors]
     for page, text in zip(pages, ('{"euro": 1.10}', '{"euro": 99}'), strict=True):
         page.get_by_role("button", name="Edit").click()
         page.get_by_label("Value (JSON)").fill(text)
     one, other = pages
     one.get_by_role("button", name="Save").click()
-    one.get_by_text("The value is changed.").wait_for()
+    editors[0].wait("The value is changed.")
     other.get_by_role("button", name="Save").click()
     other.get_by_text("Somebody else has changed the value meanwhile.").wait_for()
     difference = other.get_by_label("Differing lines").inner_text()
@@ -81,7 +82,7 @@ def test_the_second_of_two_who_edit_a_value_sees_both_values(windows: Windows, w
     assert world.client.state.get(PLACE).raw == b'{"euro": 1.10}'  # as it was typed
     other.get_by_role("button", name="Go on with my value").click()
     other.get_by_role("button", name="Save").click()
-    other.get_by_text("The value is changed.").wait_for()
+    editors[1].wait("The value is changed.")
     assert world.client.state.get(PLACE).raw == b'{"euro": 99}'
 
 
@@ -109,7 +110,7 @@ def test_a_key_and_all_below_it_are_deleted_only_when_its_name_is_typed(window: 
     assert button.is_disabled()
     dialog.get_by_label(re.compile("Type")).fill("old")
     button.click()
-    page.get_by_text("3 values are deleted.").wait_for()
+    window.wait("3 values are deleted.")
     assert world.client.state.find("old/b/c") is None
 
 

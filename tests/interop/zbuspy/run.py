@@ -29,7 +29,7 @@ from zbus import (  # type: ignore[import-not-found]
 )
 
 ADDRESS, KEYS = sys.argv[1], sys.argv[2:4]
-SECONDS = 20
+SECONDS = 100
 
 
 def check(good: object, *told: object) -> None:
