@@ -29,8 +29,10 @@ from babelbus.server.views import VIEWS
 from babelbus.storage.contract import BadRange, Store
 from babelbus.storage.errors import DiskFullError
 from babelbus.storage.files import FileSystem
+from babelbus.storage.jetstream.errors import RecordTooLargeError
 from babelbus.web import callers
 from babelbus.web.admin import AdminServer
+from babelbus.web.answers import answer_of
 from babelbus.web.api import AdminApi
 from babelbus.web.changes import Changes
 from babelbus.web.clients import ClientLine
@@ -415,6 +417,46 @@ def test_cursors_that_could_not_be_saved_are_named_until_they_are(number: int) -
         assert await call("GET", "/ready") == (200, {"ready": True, "reasons": [reason]})
         await groups.commit()
         assert await call("GET", "/health") == (200, {"status": "ok", "reasons": []})
+
+    serve(test)
+
+
+def test_records_that_cannot_be_stored_and_topics_of_the_server_are_mistakes_of_the_client() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        bus.broker.create_topic("a", 1, {}, SERVER).result()
+        assert (await call("POST", "/api/principals", {"name": "alice"}))[0] == 201  # makes the topic $access
+        many = [(f"h{number}", "x") for number in range(200)]
+        for path, body, expected in (
+            ("/api/send", {"subject": "a", "headers": dict(many)}, (400, "invalid_event")),
+            ("/api/topics/a/records", {"payload": "x", "headers": many}, (400, "invalid_event")),
+            ("/api/topics/a/records", {"payload": "x", "headers": many, "partition": 0}, (400, "invalid_event")),
+            ("/api/topics/$access/records", {"payload": "x"}, (403, "refused")),
+            ("/api/topics/a/copy", {"to": "$access", "partition": 0, "from": 0}, (403, "refused")),
+        ):
+            status, answer = await call("POST", path, body)
+            assert (status, answer["code"]) == expected, (path, answer)
+
+    serve(test)
+
+
+def test_a_record_that_nats_does_not_take_is_a_mistake_of_the_client() -> None:
+    reply = answer_of(RecordTooLargeError("a record has 2000000 bytes, NATS takes 1000000"), "POST /api/send", None)
+    assert (reply.status, reply.body) == (
+        400,
+        b'{"error":"a record has 2000000 bytes, NATS takes 1000000","code":"invalid_event"}',
+    )
+
+
+def test_a_scraper_that_asks_for_a_wrong_version_is_told_so() -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        for accept, expected in (
+            ("application/openmetrics-text; version=abc", 400),
+            ("text/plain; version=1.x", 400),
+            ("application/openmetrics-text; version=1.0.0", 200),
+            ("\u00fc;=,;", 200),
+        ):
+            async with call.session.get(call.base + "/metrics", headers={"Accept": accept}) as reply:
+                assert reply.status == expected, accept
 
     serve(test)
 

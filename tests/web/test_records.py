@@ -309,7 +309,7 @@ def test_records_are_published_by_hand_also_to_a_chosen_partition() -> None:
             _, answered = await call("POST", "/api/topics/orders/records", wrong)
             assert answered["code"] == code, wrong
         assert (await call("POST", "/api/topics/none/records", {}))[1]["code"] == "unknown_topic"
-        assert (await call("POST", "/api/topics/%24state/records", {}))[1]["code"] == "storage"
+        assert (await call("POST", "/api/topics/%24state/records", {}))[1]["code"] == "refused"
 
     serve(test)
 
@@ -335,7 +335,7 @@ def test_records_are_copied_to_another_topic_and_published_again() -> None:
         assert [one["payload"] for one in body["records"]] == ["7", "3"]
         for wrong, code in (
             ({"to": "none", "from": 0}, "unknown_topic"),
-            ({"to": "$state", "from": 0}, "storage"),
+            ({"to": "$state", "from": 0}, "refused"),
             ({"to": "copies"}, "invalid_copy"),
             ({"to": "copies", "offsets": [1], "from": 0}, "invalid_copy"),
             ({"to": "copies", "offsets": [10_000]}, "no_record"),

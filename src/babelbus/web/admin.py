@@ -205,7 +205,10 @@ class AdminServer:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         await self._may_look(request)
-        encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+        except TypeError as error:  # it compares the words of a version with numbers
+            raise web.HTTPBadRequest(text="the header Accept asks for a version that has no number") from error
         return web.Response(body=encode(self._metrics.registry), headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _get_health(self, request: web.Request) -> web.Response:

@@ -45,9 +45,10 @@ from babelbus.core.state import (
     VersionedError,
     VersionMismatchError,
 )
-from babelbus.core.topic import ClosedTopicError, UnknownPartitionError
+from babelbus.core.topic import ClosedTopicError, ReservedTopicError, UnknownPartitionError
 from babelbus.errors import UNREADABLE, BabelbusError, ConfigError, InvalidTopicNameError, StorageError
 from babelbus.identities.errors import CredentialError, InvalidProofError, KeyFileError, TooManyProofsError
+from babelbus.records.format import InvalidRecordError
 from babelbus.storage.errors import DiskFullError, OffsetOutOfRangeError
 from babelbus.web.callers import caller_of
 from babelbus.web.calls import BODY_BYTES_MAX, LINES_BEGUN, SAFE_HEADERS, Call, Lines
@@ -105,6 +106,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (InvalidPatternError, 400, "invalid_pattern"),
     (InvalidValueError, 400, "invalid_value"),
     (InvalidEventError, 400, "invalid_event"),
+    (InvalidRecordError, 400, "invalid_event"),
     (NoRecordError, 404, "no_record"),
     (InvalidCopyError, 400, "invalid_copy"),
     (FilterError, 400, "invalid_filter"),
@@ -118,6 +120,7 @@ ERRORS: list[tuple[type[BabelbusError], int, str]] = [
     (HistoryGoneError, 410, "history_gone"),
     (OffsetOutOfRangeError, 416, "offset_out_of_range"),
     (AccessRefusedError, 403, "refused"),
+    (ReservedTopicError, 403, "refused"),
     (QuotaExceededError, 429, "quota_exceeded"),
     (AccessConflictError, 409, "access_conflict"),
     (LockOutError, 409, "locks_out"),

@@ -1,6 +1,7 @@
 """Errors of engine `jetstream`."""
 
 from babelbus.errors import StorageError
+from babelbus.records.format import InvalidRecordError
 from babelbus.storage.errors import AlteredError, DiskError
 
 
@@ -22,7 +23,5 @@ class StreamAlteredError(AlteredError):
     """A stream is not as this server made it: somebody deleted or changed it, or it belongs to another one."""
 
 
-class RecordTooLargeError(StorageError):
+class RecordTooLargeError(InvalidRecordError):
     """A record is larger than a message that NATS takes (`max_payload` of its configuration)."""
-
-    retriable = False
