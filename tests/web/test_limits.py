@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import babelbus
 from babelbus.config import AdminSettings, ServerSettings, TlsSettings
 from babelbus.limited_log import LINES_MAX, LimitedLog
 from babelbus.listening.crowd import Crowd
@@ -197,6 +198,31 @@ def test_bytes_that_are_no_http_cost_a_line_of_the_log_each_and_a_few_a_minute(
     assert len(lines) == LINES_MAX + 1
     assert "admin 127.0.0.1: closed, since it sent no HTTP request" in lines[0].getMessage()
     assert not [line for line in lines if line.exc_info]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        REQUEST,
+        b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /api/topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"PUT /ready HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+        b"GET /ready HTTP/1.1\r\nHost: localhost\r\nExpect: miracles\r\n\r\n",
+        b"GET /console/index.html HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/one\r\n\r\n",
+        b"GET /ready HTTP/1.1\r\n\r\n",
+        b"GET /ready HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+    ],
+    ids=["answer", "no page", "no proof", "no method", "expectation", "file", "no HTTP", "no host", "long header"],
+)
+def test_no_answer_to_strangers_names_a_release(crowded: LiveServer, request_: bytes) -> None:
+    with dial(crowded) as client:
+        client.sendall(request_)
+        answer = client.recv(65536)
+    head = answer.partition(b"\r\n\r\n")[0].lower()
+    assert b"\r\nserver: babelbus" in head
+    for name in (b"aiohttp", b"python", babelbus.__version__.encode()):
+        assert name not in head
 
 
 def test_a_connection_without_a_next_request_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -28,6 +30,7 @@ from babelbus.web.api import AdminApi
 from babelbus.web.callers import METRICS_SUBJECT, Callers, principal_of
 from babelbus.web.calls import BODY_BYTES_MAX, Handler, HttpCall
 from babelbus.web.console import ConsoleRoutes, takes_gzip
+from babelbus.web.http_protocol import HttpProtocol, name_server
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
@@ -84,22 +87,27 @@ class AdminServer:
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Start to serve the connections of listening sockets."""
+        options: dict[str, Any] = {
+            "access_log": None,
+            "keepalive_timeout": IDLE_SECONDS,
+            "auto_decompress": False,  # also what is not read would be decompressed, a gigabyte for a megabyte
+            "logger": self._make_logger(),
+        }
         runner = web.AppRunner(
             self._application(),
-            access_log=None,
             handle_signals=False,
             shutdown_timeout=STOP_SECONDS,
-            keepalive_timeout=IDLE_SECONDS,
-            auto_decompress=False,  # also what is not read would be decompressed, a gigabyte for a megabyte
             handler_cancellation=True,  # a listener that goes away must not be served until something happens
-            logger=self._make_logger(),
+            **options,
         )
         await runner.setup()
-        assert runner.server is not None
+        server = runner.server
+        assert server is not None
         self._runner = runner
         if self._console is not None:
             self.api.sessions.begin(self._token)
-        self._listeners = await self._limits.listen(runner.server, sockets)
+        make_protocol = partial(HttpProtocol, server, loop=asyncio.get_running_loop(), **options)
+        self._listeners = await self._limits.listen(server, make_protocol, sockets)
 
     def _make_logger(self) -> logging.Logger:
         """Return the logger of aiohttp, which would write a stack for each request that is no HTTP."""
@@ -137,6 +145,7 @@ class AdminServer:
         application = web.Application(
             middlewares=[self._limits.guard, answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX
         )
+        application.on_response_prepare.append(name_server)
         router = application.router
         router.add_get("/metrics", self._get_metrics)
         router.add_get("/health", self._get_health)

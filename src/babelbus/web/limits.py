@@ -7,7 +7,7 @@ descriptors of the server.
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -43,7 +43,7 @@ class ConnectionLimits:
         self._tls = tls
         self._guests: dict[asyncio.BaseTransport, _Guest] = {}
         """The open connections; over TLS, by the transport of what is decrypted."""
-        self._server: web.Server | None = None
+        self._make_protocol: Callable[[], asyncio.Protocol]
         self.door = door or Door(
             NAME,
             metrics,
@@ -54,23 +54,24 @@ class ConnectionLimits:
             is_admin=True,
         )
 
-    async def listen(self, server: web.Server, sockets: Sequence[socket.socket]) -> list[asyncio.Server]:
-        """Handle the connections of listening sockets: admitted connections go to the server."""
-        self._server = server
+    async def listen(
+        self, server: web.Server, make_protocol: Callable[[], asyncio.Protocol], sockets: Sequence[socket.socket]
+    ) -> list[asyncio.Server]:
+        """Handle the connections of listening sockets: admitted connections go to protocols of the server."""
+        self._make_protocol = make_protocol
         self._metrics.connections.labels(NAME).set_function(lambda: len(server.connections))
         tls = self._tls
 
         def connect() -> asyncio.Protocol:
-            guest = _Guest(self, server)
+            guest = self.make_guest()
             return guest if tls is None else Arrival(self.door, tls.context, guest)
 
         loop = asyncio.get_running_loop()
         return [await loop.create_server(connect, sock=one) for one in sockets]
 
-    def make_guest(self) -> asyncio.Protocol:
-        """Return the protocol of a connection that comes over a link."""
-        assert self._server is not None, "not started"
-        return _Guest(self, self._server)
+    def make_guest(self) -> "_Guest":
+        """Return the protocol of a connection, which may come over a link; after `listen`."""
+        return _Guest(self, self._make_protocol())
 
     def begin(self, guest: "_Guest") -> None:
         """Count a connection that was let in; its first request is awaited from now on."""
@@ -108,9 +109,9 @@ class _Guest(asyncio.Protocol):
 
     place: Place | None = None
 
-    def __init__(self, limits: ConnectionLimits, server: web.Server) -> None:
+    def __init__(self, limits: ConnectionLimits, protocol: asyncio.Protocol) -> None:
         self._limits = limits
-        self._protocol = server()
+        self._protocol = protocol
 
     def connection_made(self, transport: Any) -> None:
         """Connect the connection to the server, or close it."""
