@@ -9,16 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from babelbus.config import WorterbuchSettings
+from babelbus.config import ServerSettings, WorterbuchSettings
 from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
-from babelbus.link.transport import Absence, LinkedTransport
+from babelbus.link.frames import Secured
+from babelbus.link.transport import Absence, LinkedTls, LinkedTransport
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.service import Continued, StreamService
 from babelbus.server import handover
 from babelbus.server.handover import Handover, _Session, _Sessions
 from babelbus.storage.files import FILE_MODE, LocalFiles
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.handover import Device, HeldFiles, Owners, owners
 from tests.support.link import until
 from tests.support.server import configure, connections_of
@@ -217,5 +219,71 @@ def test_nothing_is_taken_over_the_administration_once_sessions_have_left(tmp_pa
             finally:
                 files.allowed.set()
                 await stopping
+
+    asyncio.run(test())
+
+
+def test_a_client_that_an_owner_has_not_seen_goes_on_at_the_next_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        # An owner does not wait until such a client takes what was sent.
+        config = configure(tmp_path, server=ServerSettings(drain_seconds=SAFETY_NET_SECONDS))
+        async with owners(tmp_path, config) as owned:
+            device = await owned.dial()
+            assert await device.ask(named("lock", 1, "job")) == ack(1)
+            assert await device.ask(subscribe(2, "state")) == ack(2)
+            for number in (3, 4):  # owners that the member does not reach
+                await owned.server.stop(goes_on=True)
+                await owned.begin()
+                other = await owned.dial("owner")
+                assert await other.ask(put(number, "state", number)) == ack(number)
+                other.leave()
+            await owned.move()
+            assert await device.hear() == state(2, 3)
+            assert await device.hear() == state(2, 4)
+            assert await device.ask(named("releaseLock", 5, "job")) == ack(5)
+            await owned.move()
+            assert await device.ask(put(6, "other", 6)) == ack(6)
+
+    asyncio.run(test())
+
+
+def test_an_absent_client_that_cannot_go_on_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with owners(tmp_path) as owned:
+            device, late = await owned.dial(), await owned.dial()
+            for client, key in ((device, "will/1"), (late, "will/2")):
+                will = f"$SYS/clients/{client.client_id}/lastWill"
+                assert await client.ask(put(1, will, [{"key": key, "value": 1}])) == ack(1)
+            await owned.server.stop()
+            await owned.begin()
+            connection_of(owned, device).transport.write_eof()  # which no next owner can tell the client
+            session = connection_of(owned, late)._session
+            monkeypatch.setattr(session, "__class__", type("Stiff", (type(session),), {"is_portable": False}))
+            monkeypatch.setattr(handover, "END_SECONDS", SAFETY_NET_SECONDS)
+            await owned.move()
+            assert [await client.is_closed() for client in (device, late)] == [True, True]
+            assert [owned.server.broker.state.find(f"will/{number}") for number in (1, 2)] == [b"1", b"1"]
+
+    asyncio.run(test())
+
+
+def test_the_certificate_of_a_client_goes_on_and_counts_for_the_size_of_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secured = Secured(b"c" * 10_000, {"subject": [[["commonName", "device"]]]})
+
+    async def test() -> None:
+        async with owners(tmp_path) as owned:
+            devices = [await owned.dial() for _ in range(3)]
+            for device in devices:
+                connection_of(owned, device).transport.secure(LinkedTls(secured))
+            monkeypatch.setattr(handover, "BYTES_MAX", 25_000)
+            await owned.move()
+            [first, second] = connections_of(owned.server)
+            for connection in (first, second):
+                tls = connection.transport.get_extra_info("ssl_object")
+                assert (tls.getpeercert(True), tls.getpeercert()) == (secured.certificate, secured.fields)
+                assert connection._outbox.peer_certificate is not None
+                assert connection._outbox.peer_certificate.common_names == ("device",)
 
     asyncio.run(test())

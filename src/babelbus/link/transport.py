@@ -139,6 +139,24 @@ class LinkedTransport(asyncio.Transport):
         """Whether the protocol has paused its writing."""
         self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
 
+    @classmethod
+    def absent(cls, extra: dict[str, Any], data: bytes = b"") -> "LinkedTransport":
+        """Return the transport of a client whose edge has not come yet, and for which these bytes wait."""
+        transport = cls(Absence(), 0, None, extra)
+        if data:
+            transport.unsent_bytes = len(data)
+            transport._wants_room = True  # the protocol did not write them, so it is not asked to pause
+            transport._pass(data)
+        return transport
+
+    @property
+    def unclaimed(self) -> bytes | None:
+        """The bytes that wait for a client whose edge has not come; `None` if it has, or if more than bytes waits."""
+        absence = self._link
+        if not isinstance(absence, Absence) or any(kind != DATA for kind, _, _ in absence.frames):
+            return None
+        return b"".join(payload for _, payload, _ in absence.frames)
+
     def attach(self, link: Link, number: int, edge: str) -> None:
         """Continue over the link to the edge of the client, which has come: until now it was absent.
 

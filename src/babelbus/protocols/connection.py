@@ -82,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._session: Session | None = None
         self.stays = False
         """Whether the session may go on at another server when this one stops."""
+        self.is_absent = False
+        """Whether no client is there to take what is sent, while the server stops."""
         self._reads = True
         """Whether anything is read that the client has not sent yet."""
         self.address = "local"
@@ -428,7 +430,7 @@ class Connection(asyncio.Protocol):
     @property
     def unsent(self) -> bool:
         """Whether something that was asked for has not gone out to the peer yet."""
-        return self.busy or self._outbox.size_bytes > 0
+        return self.busy or (self._outbox.size_bytes > 0 and not self.is_absent)
 
     @property
     def outbox_bytes(self) -> int:

@@ -21,7 +21,7 @@ from babelbus.errors import BabelbusError
 from babelbus.link.client import Client, EdgeListener
 from babelbus.link.core import CoreEnd, CoreLink
 from babelbus.link.frames import Secured
-from babelbus.link.transport import Absence, LinkedTls, LinkedTransport
+from babelbus.link.transport import LinkedTls, LinkedTransport
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.service import CLIENT_SECONDS, Continued, Service, StreamService
 from babelbus.storage.files import FileSystem
@@ -56,6 +56,8 @@ class _Session(msgspec.Struct, frozen=True):
     secured: Secured | None
     """The certificate of a client that speaks TLS."""
     content: bytes
+    unsent: bytes = b""
+    """Bytes that wait for a client that has not come to this owner either."""
 
 
 class _Sessions(msgspec.Struct, frozen=True):
@@ -89,6 +91,11 @@ class _Client:
         """Whether nothing of the client waits below its connection."""
         return not self.connection.transport.is_closing()
 
+    @property
+    def unsent(self) -> bytes:
+        """Bytes that the next owner sends before all others."""
+        return b""
+
     def look(self) -> bool:
         """Encode the session; return whether it can go on now."""
         continuation = self.connection.continuation() if self.is_settled else None
@@ -105,6 +112,7 @@ class _Client:
             _address(transport.get_extra_info("sockname")),
             None if tls is None else Secured(tls.getpeercert(True) or b"", tls.getpeercert() or {}),
             content,
+            self.unsent,
         )
         self.session = _encode(session)
         return True
@@ -152,6 +160,42 @@ class _LinkedClient(_Client):
         """Send to the member of the client which session waits for it; if the link broke, no owner hears of it."""
         if not self._transport.is_lost:
             self._link.hand_over(self._transport, self.id)
+
+
+class _AbsentClient(_Client):
+    """The same, of a client that has not come since an earlier owner has handed its session over."""
+
+    def __init__(self, connection: Connection, core_end: CoreEnd, transport: LinkedTransport, session_id: str) -> None:
+        super().__init__(connection)
+        connection.is_absent = True
+        self.id = session_id  # its member knows the client by it
+        self._core_end = core_end
+        self._transport = transport
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the client is still absent, and nothing but bytes waits for it."""
+        is_absent = self._core_end.absent.get(self.id) is self._transport
+        return is_absent and self._transport.is_settled and self._transport.unclaimed is not None
+
+    @property
+    def unsent(self) -> bytes:
+        """Everything that was sent to the client."""
+        return self._transport.unclaimed or b""
+
+    def release(self) -> None:
+        """Release the session, and the place where the client was waited for."""
+        self._core_end.absent.pop(self.id, None)
+        super().release()
+
+    def pass_on(self) -> None:
+        """Return: the client waits at its member for whichever owner is next."""
+
+    def end(self) -> None:
+        """End the session here, at once: nobody is there who could take a last word."""
+        self.connection.stays = False
+        self._core_end.absent.pop(self.id, None)
+        self._transport.abort()
 
 
 class Handover:
@@ -238,31 +282,39 @@ class Handover:
         """
         if self._timer is not None:
             self._timer.cancel()
-        self._end_absence(core_end)
         for link in await core_end.pause_members(PAUSE_SECONDS):
             if goes_on or not link.is_local:
                 for transport in list(link.transports.values()):  # to stay may end a client
-                    protocol = transport.protocol
-                    if isinstance(protocol, Connection):
-                        self._invite(protocol, _LinkedClient, link, transport)
+                    self._invite(transport.protocol, _LinkedClient, link, transport)
+        for session_id, transport in list(core_end.absent.items()):
+            if not self._invite(transport.protocol, _AbsentClient, core_end, transport, session_id):
+                del core_end.absent[session_id]
+                transport.abort()
         if goes_on:
             for service in _stream_services(services):
                 for connection in list(service.listeners.connections):
                     if not isinstance(connection.transport, LinkedTransport):
                         self._invite(connection, _Client)
 
-    def _invite(self, connection: Connection, make: Callable[..., _Client], *arguments: object) -> None:
-        """Keep a client while the server stops, if its session may go on."""
+    def _invite(
+        self, connection: asyncio.BaseProtocol | None, make: Callable[..., _Client], *arguments: object
+    ) -> bool:
+        """Keep a client while the server stops, if its session may go on; return whether that is so."""
+        if not isinstance(connection, Connection):
+            return False
         try:
-            if connection.is_portable:
-                client = make(connection, *arguments)
-                if not arguments:
-                    connection.stop_reading()
-                connection.stay()
-                self._clients.append(client)
+            if not connection.is_portable:
+                return False
+            client = make(connection, *arguments)
+            if not arguments:
+                connection.stop_reading()
+            connection.stay()
         except Exception:  # a defect in one session must not end the stop of all
             log.exception("%s %s: the session cannot go on", connection.protocol, connection.peer)
             connection.stays = False
+            return False
+        self._clients.append(client)
+        return True
 
     async def end(self, services: Iterable[Service], broker: Broker) -> list[Client]:
         """Move the sessions of these clients to the next owner, when all others have ended and every change is told.
@@ -396,7 +448,7 @@ def _absent(session: _Session, core_end: CoreEnd) -> LinkedTransport:
         "peername": None if session.peer is None else tuple(session.peer),
         "sockname": None if session.local is None else tuple(session.local),
     }
-    transport = LinkedTransport(Absence(), 0, None, facts)
+    transport = LinkedTransport.absent(facts, session.unsent)
     if session.secured is not None:
         transport.secure(LinkedTls(session.secured))
     core_end.absent[session.id] = transport
