@@ -9,14 +9,16 @@ import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
+from babelbus.clients.sbus import Client as SbusClient
 from babelbus.config import Config, ServerSettings
 from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.items import ERROR, OPEN
 from babelbus.protocols.jebp.messages import CallItems
 from tests.protocols.eventmesh.test_rpc import PUBLISH, REQUEST, listen, publication
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import MeshClient
 from tests.support.http2 import DATA, END_HEADERS, GOAWAY, HEADERS, RawClient, block, body_of, call, frame
-from tests.support.jebp import create, said
+from tests.support.jebp import create, create_many, fetch, said, subscribe
 from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
 from tests.support.zbus import HttpClient, SocketClient, request_of
@@ -107,3 +109,30 @@ def test_clients_over_grpc_hear_that_the_owner_goes_whether_they_answer_or_not(p
             assert client.status(3)["grpc-status"] == "14"
             goodbyes = [one.payload[:4] for one in client.until_closed() if one.kind == GOAWAY]
             assert goodbyes == [(2**31 - 1).to_bytes(4, "big"), (3).to_bytes(4, "big")]
+
+
+def test_clients_that_do_not_read_hold_nobody_up(party: Patient) -> None:
+    make_topic(party, "a")
+    with (
+        SocketClient(address(party, "b", "zbus")) as far,
+        SocketClient(address(party, "a", "zbus")) as near,
+        rpc(party, "b") as stream,
+        party.caller("b") as fetching,
+        party.caller("a") as publisher,
+        mesh(party, "b", purpose="pub", group="p") as mesh_publisher,
+        SbusClient(address(party, "a", "sbus"), timeout_seconds=SAFETY_NET_SECONDS) as process,
+    ):
+        process.subscribe(b"orders")
+        process.whoami()
+        for number, consumer in enumerate((far, near)):
+            consumer.do("create", mq="orders", channel=f"c{number}")
+            assert consumer.do("sub", mq="orders", channel=f"c{number}")["status"] == 200
+        stream.send(listen("orders"))
+        stream.until(DATA, 1)
+        for _ in range(12):
+            publisher.ask(create_many("orders", [b"x" * 65_536] * 16))
+        assert said(fetching.ask(subscribe("orders"))[0]) == "a030"
+        fetching.send(*[fetch(0, 2**20)] * 100)
+        assert mesh_publisher.publish("orders", "x")["code"] == 0
+        party.move("b", "b")
+        assert mesh_publisher.publish("orders", "x")["code"] == 0

@@ -26,3 +26,13 @@ def is_blocked(transport: Any) -> bool:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLOUT)
     return not poll.poll(0)
+
+
+def is_settled(transport: Any) -> bool:
+    """Return whether no bytes wait in this process, above the socket of a transport: that of an edge is elsewhere."""
+    return bool(getattr(transport, "is_settled", True))
+
+
+def holds_data(transport: Any) -> bool:
+    """Return whether data that came from a client of an edge waits in a transport for its protocol."""
+    return bool(getattr(transport, "held", ()))

@@ -11,7 +11,7 @@ from babelbus.errors import BabelbusError, PeerLeavesError, RemoteProtocolError,
 from babelbus.listening.certificates import read_peer_certificate
 from babelbus.listening.connections import ConnectionInfo, SubscriptionInfo
 from babelbus.listening.door import SPEAKS_TLS, TLS_HELLO, Door, Place, name_of
-from babelbus.listening.transports import is_blocked
+from babelbus.listening.transports import holds_data, is_blocked, is_settled
 from babelbus.metrics import Metrics
 from babelbus.protocols.budget import Budget
 from babelbus.protocols.busy_poll import BusyPoll
@@ -82,8 +82,6 @@ class Connection(asyncio.Protocol):
         self._session: Session | None = None
         self.stays = False
         """Whether the session may go on at another server when this one stops."""
-        self.is_absent = False
-        """Whether no client is there to take what is sent, while the server stops."""
         self._reads = True
         """Whether anything is read that the client has not sent yet."""
         self.address = "local"
@@ -429,8 +427,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether something that was asked for has not gone out to the peer yet."""
-        return self.busy or (self._outbox.size_bytes > 0 and not self.is_absent)
+        """Whether something that was asked for has not gone out to the peer yet.
+
+        Bytes for a client that stays are out when they have reached the buffer of its socket, which stays open.
+        """
+        return self.busy or (not is_settled(self.transport) if self.stays else self._outbox.size_bytes > 0)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the server owes answers that its client does not hold up, or has to carry out what came."""
+        outbox = self._outbox
+        if outbox.waiting:
+            return True
+        # Above the mark at which `resume_writing` comes, what was put off waits for the client.
+        if outbox.resting or outbox.size_bytes > self._bytes_max // 4 or self._rest is not None:
+            return False
+        return self.busy or (self.stays and holds_data(self.transport))
 
     @property
     def outbox_bytes(self) -> int:
@@ -473,6 +485,13 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close once what was written is sent."""
         self.transport.close()
+
+    def close_late(self) -> None:
+        """Close once what was written is sent, at once if the client does not take it: it had the time for that."""
+        if is_blocked(self.transport):
+            self.abort()
+        else:
+            self.close()
 
     def abort(self) -> None:
         """Close at once."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
@@ -82,6 +83,12 @@ class ServiceContext(msgspec.Struct, frozen=True):
     """Returns a text as a value of the state that every client can read, or raises `ValueError`."""
     administer: Administer | None = None
     """Answers requests of the administration API; `None` where no protocol offers it."""
+
+    @property
+    def client_seconds(self) -> float:
+        """How long a stop waits for clients that do not take what was sent to them."""
+        seconds = self.config.server.drain_seconds
+        return min(seconds, CLIENT_SECONDS) if self.config.cluster.enabled else seconds
 
     @property
     def guessing(self) -> Guessing:
@@ -187,6 +194,10 @@ class StreamService:
             busy_poll_seconds=context.config.server.busy_poll_us / 1e6,
         )
         self.addresses = self.listeners.addresses
+        self._clock = context.clock
+        self._client_seconds = context.client_seconds
+        self._waits_until = math.inf
+        """When a server that stops has waited long enough for its clients."""
 
     def topics_changed(self) -> None:
         """Return: sessions ask the broker."""
@@ -246,6 +257,7 @@ class StreamService:
     async def drain(self) -> None:
         """Close the listeners and read no more requests; requests that came are answered."""
         await self.listeners.stop()
+        self._waits_until = self._clock.monotonic() + self._client_seconds
         for connection in self._ending:
             connection.drain()
 
@@ -256,13 +268,20 @@ class StreamService:
 
     @property
     def unsent(self) -> bool:
-        """Whether an answer is outstanding or has not gone out."""
-        return any(connection.unsent for connection in self.listeners.connections)
+        """Whether an answer is outstanding, or has not gone out although its client has had the time to take it."""
+        connections = self.listeners.connections
+        if self._clock.monotonic() < self._waits_until:
+            return any(connection.unsent for connection in connections)
+        return any(connection.unanswered for connection in connections)
 
     def close(self) -> None:
-        """Close all connections as soon as what was written to them is sent."""
+        """Close all connections as soon as what was written to them is sent; nobody has more time than a stop has."""
+        is_late = self._clock.monotonic() >= self._waits_until
         for connection in self._ending:
-            connection.close()
+            if is_late:
+                connection.close_late()
+            else:
+                connection.close()
 
     def abort(self) -> None:
         """Close all connections at once."""

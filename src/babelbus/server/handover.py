@@ -136,7 +136,7 @@ class _Client:
         """End the session here."""
         self.connection.stays = False
         self.connection.drain()
-        self.connection.close()
+        self.connection.close_late()
 
     def close(self) -> None:
         """Close the connection of a client whose session is released."""
@@ -167,7 +167,6 @@ class _AbsentClient(_Client):
 
     def __init__(self, connection: Connection, core_end: CoreEnd, transport: LinkedTransport, session_id: str) -> None:
         super().__init__(connection)
-        connection.is_absent = True
         self.id = session_id  # its member knows the client by it
         self._core_end = core_end
         self._transport = transport

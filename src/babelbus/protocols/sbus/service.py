@@ -1,6 +1,7 @@
 """sbus as a server offers it: a hub behind packet sockets (docs/protocols/sbus.md)."""
 
 import logging
+import math
 import os
 from collections.abc import Collection
 
@@ -35,6 +36,9 @@ class SbusService:
             identify=self._identify,
         )
         self.server = PacketServer(self.hub, context.metrics, self._settings, on_login=self._note_login)
+        self._clock, self._client_seconds = context.clock, context.client_seconds
+        self._waits_until = math.inf
+        """When a server that stops has waited long enough for its clients."""
         self.addresses: dict[str, str] = {}
         self.doors: list[OpenDoor] = []
 
@@ -79,12 +83,13 @@ class SbusService:
 
     async def drain(self) -> None:
         """Close the doors and read no packets; packets that wait for clients are still sent."""
+        self._waits_until = self._clock.monotonic() + self._client_seconds
         self.server.stop_reading()
 
     @property
     def unsent(self) -> bool:
-        """Whether packets wait for a client."""
-        return self.server.waiting_bytes > 0
+        """Whether packets wait for a client that has the time to take them."""
+        return self.server.waiting_bytes > 0 and self._clock.monotonic() < self._waits_until
 
     def close(self) -> None:
         """Close all connections; a packet socket sends nothing after its close."""
