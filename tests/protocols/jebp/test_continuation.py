@@ -9,10 +9,20 @@ from babelbus.protocols.jebp.codec import encode_request
 from babelbus.protocols.jebp.continuation import KeptSession, decode_session
 from babelbus.protocols.jebp.handshake import UntrustedPeerError
 from babelbus.protocols.jebp.items import OPEN
-from babelbus.protocols.jebp.messages import CallItems
+from babelbus.protocols.jebp.messages import FROM_OFFSET, CallItems, FetchPartition
 from babelbus.protocols.jebp.session import Authorise, Session
 from tests.support.bus import Bus, in_loop
-from tests.support.jebp import SERVER, Conversation, create, encode, everyone, fetch, fetched, subscribe
+from tests.support.jebp import (
+    SERVER,
+    Conversation,
+    create,
+    encode,
+    everyone,
+    fetch,
+    fetched,
+    said,
+    subscribe,
+)
 
 
 def kept(conversation: Conversation) -> KeptSession:
@@ -85,3 +95,22 @@ async def test_a_client_without_a_proof_or_with_an_open_call_does_not_go_on() ->
     assert not caller.session.is_portable
     assert caller.session.continuation() is None
     caller.session.close()
+
+
+@in_loop
+async def test_a_fetch_that_was_put_off_is_answered_before_its_session_goes_on() -> None:
+    bus = Bus()
+    bus.topic("news")
+    conversation = Conversation(bus).connect()
+    waiting = encode_request(FetchPartition("news", 0, FROM_OFFSET, 0, -1, 1000, wait_ms=60_000))
+    conversation.outbox.resting = True  # its quota is used up
+    conversation.send(waiting)
+    conversation.session.stay()
+    conversation.outbox.resting = False
+    conversation.session.resume()
+    assert [said(answer)[:4] for answer in conversation.answers()] == ["a030"]
+    go_on(conversation, bus, kept(conversation))
+    conversation.send(waiting)
+    assert conversation.answers() == []
+    conversation.send(create("news", b"1"))
+    assert [said(answer)[:4] for answer in await conversation.hear(2)] == ["a030", "a130"]

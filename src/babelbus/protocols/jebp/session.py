@@ -113,6 +113,8 @@ class Session(contract.Session):
         self._change: Promise = DONE
         """The last change of the topics that this client asked for."""
         self._waits: set[Promise] = set()
+        self._may_wait = True
+        """Whether fetches wait for records."""
         if kept is not None:
             self._continue(kept)
             return
@@ -473,6 +475,9 @@ class Session(contract.Session):
         gone.
         """
         receipt = Promise()
+        if not self._may_wait:  # it was put off until now
+            receipt.resolve()
+            return receipt
         self._waits.add(receipt)
         cancel = partition.watch(offset, receipt.resolve)
         timer = asyncio.get_running_loop().call_later(seconds, receipt.resolve)
@@ -493,7 +498,8 @@ class Session(contract.Session):
             self._calls.close(lost=False)
 
     def end_fetches(self) -> None:
-        """Answer the fetches that wait for records with what there is: the client may be gone."""
+        """Answer the fetches that wait for records, or would wait, with what there is: the client may be gone."""
+        self._may_wait = False
         for receipt in list(self._waits):
             receipt.resolve()
 
