@@ -67,6 +67,13 @@ def test_a_way_carries_bytes_both_ways(way: Way) -> None:
         assert end.recv(1) == b""
 
 
+def test_a_way_holds_no_small_pieces_back(way: Way) -> None:
+    with dial(way) as end:
+        end.sendall(b"x")
+        assert receive(end, 1) == b"x"
+        assert [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in way._ends] == [1, 1]
+
+
 def test_a_partition_holds_all_and_lets_it_go_when_it_heals(way: Way) -> None:
     with dial(way) as old:
         old.sendall(b"before")
