@@ -18,7 +18,7 @@ from babelbus.client import BlockingClient, Client
 from babelbus.clients.jebp.errors import ClientError
 from babelbus.clients.sbus import Client as SbusClient
 from babelbus.errors import BabelbusError
-from babelbus.protocols.sbus.messages import Publish
+from babelbus.protocols.sbus.messages import WHOAMI, Control, Message, Publish
 from tests.cluster.history import History, Kind, Style
 from tests.support.cluster import BusCluster, Member
 from tests.support.eventmesh import AGENT, MeshClient
@@ -411,14 +411,18 @@ class Listener(Consumer):
         client = SbusClient(member.addresses["sbus"], timeout_seconds=REPLY_SECONDS)
         try:
             client.subscribe(f"{self.topic}/".encode())
-            client.whoami()
+            client.control(WHOAMI)
+            early: list[Message] = []
+            while not isinstance(message := client.receive(), Control):  # others publish all the time
+                early.append(message)
             self.joined()
-            self.listen_to(client, self._take)
+            for message in early:
+                self._hear(message)
+            self.listen_to(client, lambda client: self._hear(client.receive()))
         finally:
             client.close()
 
-    def _take(self, client: SbusClient) -> None:
-        message = client.receive()
+    def _hear(self, message: Message) -> None:
         if isinstance(message, Publish) and message.payload is not None:
             self.got(message.payload.decode())
 
