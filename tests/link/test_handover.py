@@ -178,6 +178,30 @@ def test_a_session_is_called_for_more_when_its_client_has_come() -> None:
     asyncio.run(test())
 
 
+def test_a_client_that_another_edge_adopts_is_counted_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            with monkeypatch.context() as patch:
+                patch.setattr("babelbus.link.edge.SETTLE_SECONDS", 3600.0)  # what the client has taken is not counted
+                session.transport.write(b"last ")
+                assert await reader.readexactly(5) == b"last "
+                await both.pause()
+                both.link.hand_over(session.transport, ID)
+                following = both.continue_session()
+                await both.leave()
+                clients = await both.edge.release()
+                await both.edge.stop()
+            both.edge = both.second.make_edge("member", waiting_max=5, waiting_seconds=SAFETY_NET_SECONDS)
+            both.edge.adopt(clients)
+            await both.second.link(both.edge, "tcp")
+            following.transport.write(b"first")
+            assert await reader.readexactly(5) == b"first"
+            await until(lambda: following.transport.get_write_buffer_size() == 0)
+
+    asyncio.run(test())
+
+
 def test_a_client_whose_request_is_not_done_yet_may_go_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster() as both:

@@ -472,7 +472,7 @@ class Edge:
         for client in clients:
             self._end_waiting(client)
             self._open_count -= 1
-            client.entered = False
+            client.entered = client.settling = False
         return clients
 
     def adopt(self, clients: Iterable[Client]) -> None:
