@@ -54,7 +54,8 @@ class ConsoleCalls:
                 raise web.HTTPBadRequest(text=f"there is no action {question.action[:40]!r}")
             subject = principal.absolute(question.subject)
             if question.some:
-                parts = (overlaps(principal, action, pattern) for pattern in read_pattern(subject))
+                patterns = read_pattern(subject.replace("{", "{{").replace("}", "}}"))
+                parts = (overlaps(principal, action, pattern) for pattern in patterns)
                 answers.append(any(part is not Narrowing.NONE for part in parts))
             else:
                 answers.append(may(principal, action, subject))

@@ -177,7 +177,46 @@ def test_the_name_of_a_principal_stands_for_one_whole_element() -> None:
         assert not any(made.may(Action.PUBLISH, f"plant/{part}/heat") for part in ("s1", name, "heat"))
 
 
-@pytest.mark.parametrize("pattern", ["", "a/#/b", "a/*", "*", "a/x{name}", "x" * 5000])
+def test_a_brace_of_a_subject_is_written_twice() -> None:
+    made = Rights("s1", [RowSet([row("publish", "json/{{id}}/{{/}}}}/{{name}}/{name}")])])
+    assert made.may(Action.PUBLISH, "json/{id}/{/}}/{name}/s1")
+    assert not made.may(Action.PUBLISH, "json/{{id}}/{{/}}}}/{{name}}/s1")
+
+
+def test_a_place_of_an_earlier_version_that_stands_for_nothing_allows_its_text_and_denies_every_element() -> None:
+    allowed = Row("alice", "publish", "plant/{principal}/x")
+    denied = Row("alice", "publish", "plant/{principal}/#", Effect.DENY)
+    subjects = ("plant", "plant/{principal}/x", "plant/s1/x", "plant/s2")
+    for rows, answers in (
+        ([allowed], [False, True, False, False]),
+        ([row("publish", "#"), denied], [True, False, False, False]),
+    ):
+        for each in rows:
+            if "{" in each.pattern:
+                with pytest.raises(InvalidAccessError, match=r"\{principal\} stands for nothing"):
+                    each.check()
+        made = Rights("s1", [RowSet(rows)])
+        assert [made.may(Action.PUBLISH, subject) for subject in subjects] == answers
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        "a/#/b",
+        "a/*",
+        "*",
+        "a/x{name}",
+        "x" * 5000,
+        "a/{user}/#",
+        "{Name}",
+        "{{{name}",
+        "a{",
+        "}",
+        "{{x}",
+        "{name}}",
+    ],
+)
 def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidAccessError):
         Row("alice", "read", pattern).check()

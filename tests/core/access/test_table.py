@@ -226,6 +226,16 @@ def test_faults_are_named() -> None:
     assert table(ALICE, PUBLISH).faults() == []
 
 
+def test_a_misspelt_place_of_an_earlier_version_is_a_fault_and_can_be_removed() -> None:
+    old = Row("alice", "read", "plant/{user}/#", Effect.DENY)
+    made = table(ALICE, PUBLISH)
+    made.apply(edits_for([old]))  # as an earlier version has stored it
+    (fault,) = made.faults()
+    assert fault.startswith("deny alice read plant/{user}/#: pattern 'plant/{user}/#': {user} stands for nothing")
+    change(made, remove=[old])
+    assert made.faults() == []
+
+
 def test_the_mode_is_an_entry() -> None:
     made = table()
     assert not made.enforced

@@ -2,7 +2,7 @@
 
 A row allows or denies an action on the subjects of a pattern to a principal, to a role (`role:NAME`) or to everybody
 (`*`). In the pattern of a row, `?` is one whole element, `#` at the end is the element before it and everything below,
-and `{name}` is one whole element, the principal's own name.
+and `{name}` is one whole element, the principal's own name. A brace of a subject is written twice.
 """
 
 import re
@@ -27,6 +27,7 @@ NAME_PLACE: Final = "{name}"
 NAME_LENGTH_MAX = 128
 PATTERN_BYTES_MAX = 4096
 ONE, REST, SEPARATOR = "?", "#", "/"
+_LONE_BRACE = re.compile(r"\{[^{}]*\}?|\}")
 _NAME = re.compile(r"[^\s/?#*,{}\x00-\x1f\x7f]+")
 
 
@@ -230,12 +231,30 @@ def check_pattern(pattern: str) -> None:
     for element in elements:
         if element == "*":
             raise InvalidAccessError(f"pattern {pattern!r}: * is no wildcard here; ? is one element, # the rest")
-        if NAME_PLACE in element and element != NAME_PLACE:
+        brace = None if element == NAME_PLACE else _find_lone_brace(element)
+        if brace == NAME_PLACE:
             raise InvalidAccessError(f"pattern {pattern!r}: {NAME_PLACE} is a whole element")
+        if brace is not None:
+            raise InvalidAccessError(
+                f"pattern {pattern!r}: {brace} stands for nothing, as {NAME_PLACE} does for the name of the principal;"
+                " a brace of a subject is written twice: {{ and }}"
+            )
 
 
-def read_pattern(pattern: str, name: str | None = None) -> tuple[PathPattern, ...]:
-    """Return the subjects of a row's pattern for the principal `name`; none if the name cannot stand in the pattern."""
+def _find_lone_brace(element: str) -> str | None:
+    """Return the first brace of an element that is not written twice, with the text up to its end."""
+    if "{" not in element and "}" not in element:
+        return None
+    found = _LONE_BRACE.search(element.replace("{{", "").replace("}}", ""))
+    return None if found is None else found[0]
+
+
+def read_pattern(pattern: str, name: str | None = None, *, denies: bool = False) -> tuple[PathPattern, ...]:
+    """Return the subjects of a row's pattern for the principal `name`; none if the name cannot stand in the pattern.
+
+    Rows of earlier versions may have braces that are not written twice. Such an element is taken as it is written; in
+    a row that denies, it is any element: a misspelt `{name}` denied nothing, and must not allow anything.
+    """
     elements: list[str | None] = []
     parts = pattern.split(SEPARATOR)
     for element in parts:
@@ -243,8 +262,12 @@ def read_pattern(pattern: str, name: str | None = None) -> tuple[PathPattern, ..
             if name is None or not is_name(name):
                 return ()
             elements.append(name)
+        elif element == ONE:
+            elements.append(None)
+        elif _find_lone_brace(element) is None:
+            elements.append(element.replace("{{", "{").replace("}}", "}"))
         else:
-            elements.append(None if element == ONE else element)
+            elements.append(None if denies else element)
     if parts[-1] != REST:
         return (PathPattern(tuple(elements)),)
     below = PathPattern(tuple(elements[:-1]), rest=True)

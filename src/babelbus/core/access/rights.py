@@ -103,7 +103,8 @@ class RowSet:
         if name is None and NAME_PLACE in row.pattern.split(SEPARATOR):
             self.templates[row] = None
             return
-        subjects = self._subjects[row] = [_Subjects(row, pattern) for pattern in read_pattern(row.pattern, name)]
+        patterns = read_pattern(row.pattern, name, denies=row.effect is Effect.DENY)
+        subjects = self._subjects[row] = [_Subjects(row, pattern) for pattern in patterns]
         for one in subjects:
             self._index(row).add(one)
 

@@ -23,6 +23,7 @@ from babelbus.core.access.model import (
     InvalidAccessError,
     Principal,
     Row,
+    check_pattern,
     is_name,
     read_pattern,
 )
@@ -235,6 +236,10 @@ class Table:
                 found.append(f"{_text(row)}: there is no principal {row.who}")
             elif NAME_PLACE in row.pattern.split(SEPARATOR) and row.who != EVERYBODY and not is_name(row.who):
                 found.append(f"{_text(row)}: the name of the principal cannot stand in a pattern")
+            try:
+                check_pattern(row.pattern)
+            except InvalidAccessError as error:  # of an earlier version
+                found.append(f"{_text(row)}: {error}")
             root = self.root(row.who)
             if root is not None and not RowSet((row,), row.who).meets(row.effect, row.action, root.pattern):
                 found.append(f"{_text(row)}: the subjects of {row.who} are below {root.name}; patterns are absolute")
