@@ -21,7 +21,7 @@ from babelbus.core.access import (
 from babelbus.core.access.audit import AuditRecord
 from babelbus.core.access.gate import AccessConflictError, Gate
 from babelbus.core.access.table import Mode, edits_for, id_of
-from babelbus.core.access.table_file import TableFileError
+from babelbus.core.access.table_file import TableFileError, read_table_file
 from babelbus.core.topic import Topic
 from babelbus.errors import StorageError
 from babelbus.records.columns import decode_chunk, iterate
@@ -401,6 +401,22 @@ async def test_a_table_file_replaces_what_the_last_one_brought_and_keeps_credent
 
 
 @pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ('[[principals]]\nname = "alice"\nroles = ["admin"]\n', "the principal alice is in line 13 already"),
+        (FILE, "the row allow role:sensors publish plant/{name}/# is in line 2 already"),
+    ],
+)
+def test_a_table_file_with_something_twice_says_what_and_where_it_was(more: str, reason: str) -> None:
+    with pytest.raises(TableFileError) as caught:
+        read_table_file(FILE + more, "table.toml")
+    assert str(caught.value).partition(": ")[2] == reason
+
+
+TOKEN = '{ kind = "token", id = "t" }'
+
+
+@pytest.mark.parametrize(
     ("before", "after", "line", "column"),
     [
         ('action = "*"', 'action = "write"', 9, 1),
@@ -412,6 +428,10 @@ async def test_a_table_file_replaces_what_the_last_one_brought_and_keeps_credent
         ('name = "alice"', 'name = "a/b"', 14, 1),
         ("[[principals]]", "[[people]]", 13, 3),
         ('pattern = "$sys/#"\n', "", 7, 1),
+        ("[[principals]]", '[[principals]]\nname = "alice"\n\n[[principals]]', 16, 1),
+        ("[[principals]]", f"{FILE[1:78]}\n[[principals]]", 13, 1),
+        ('roles = ["sensors"]', 'roles = ["sensors", "guests", "sensors"]', 15, 1),
+        ('roles = ["sensors"]', f"credentials = [{TOKEN}, {TOKEN}]", 15, 1),
     ],
 )
 @in_loop

@@ -1,6 +1,7 @@
 """The table as a file that an operator writes: TOML with `[[rows]]` and `[[principals]]` (docs/access.md)."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -69,23 +70,45 @@ def read_table_file(text: str, path: str) -> list[Row | Principal]:
         name = (where[3] if where else None) or (field[1] if field else None)
         line, column = _locate(text, where[1], int(where[2]), name) if where else _locate_key(text, name)
         raise TableFileError(path, line, column, str(error).partition(" - at ")[0]) from error
-    entries: list[Row | Principal] = []
-    for index, row in enumerate(made.rows):
-        entries.append(_checked(Row(row.who, row.action, row.pattern, row.effect), text, path, "rows", index))
-    for index, one in enumerate(made.principals):
-        entries.append(
-            _checked(
-                Principal(one.name, one.roles, one.credentials, one.quotas, root=one.root),
-                text,
-                path,
-                "principals",
-                index,
-            )
-        )
-    return entries
+    rows = [Row(row.who, row.action, row.pattern, row.effect) for row in made.rows]
+    principals = [Principal(one.name, one.roles, one.credentials, one.quotas, root=one.root) for one in made.principals]
+    for index, row in enumerate(rows):
+        _check(row, text, path, "rows", index)
+    for index, principal in enumerate(principals):
+        _check(principal, text, path, "principals", index)
+        _check_lists(principal, text, path, index)
+    texts = [f"row {row.effect.value} {row.who} {row.action} {row.pattern}" for row in rows]
+    _check_once(texts, text, path, "rows")
+    _check_once([f"principal {principal.name}" for principal in principals], text, path, "principals")
+    return [*rows, *principals]
 
 
-def _checked(entry: Row | Principal, text: str, path: str, table: str, index: int) -> Row | Principal:
+def _check_lists(principal: Principal, text: str, path: str, index: int) -> None:
+    """Check that a principal has no role and no credential twice. Raises: TableFileError."""
+    roles = [f"role {role}" for role in principal.roles]
+    credentials = [f"{one.kind} credential {one.id}" for one in principal.credentials]
+    for field, names in (("roles", roles), ("credentials", credentials)):
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+        if twice is not None:
+            reason = f"principal {principal.name} has the {twice} twice"
+            raise TableFileError(path, *_locate(text, "principals", index, field), reason)
+
+
+def _check_once(names: Sequence[str], text: str, path: str, table: str) -> None:
+    """Check that no two entries are called alike: the table would have one of them, and drop the other.
+
+    Raises:
+        TableFileError: two have; it names the place of the second.
+    """
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        other = first.setdefault(name, index)
+        if other != index:
+            line, _ = _locate(text, table, other, None)
+            raise TableFileError(path, *_locate(text, table, index, None), f"the {name} is in line {line} already")
+
+
+def _check(entry: Row | Principal, text: str, path: str, table: str, index: int) -> None:
     try:
         entry.check()
     except InvalidAccessError as error:
@@ -93,7 +116,6 @@ def _checked(entry: Row | Principal, text: str, path: str, table: str, index: in
         names = ("action", "pattern", "who") if isinstance(entry, Row) else ("name", "roles", "root")
         name = next((name for name in names if name in reason.split(":")[0]), names[-1] if len(names) == 3 else "name")
         raise TableFileError(path, *_locate(text, table, index, name), reason) from error
-    return entry
 
 
 def _locate(text: str, table: str, index: int, name: str | None) -> tuple[int, int]:
