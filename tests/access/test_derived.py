@@ -6,8 +6,9 @@ import pytest
 
 from babelbus.clients.jebp.errors import RequestError
 from babelbus.core.access import SERVER
-from tests.access.drivers import Admin, Driver, Jebp, JebpCalls, Spark, Tree, TreeRest
+from tests.access.drivers import DRIVERS, Admin, Driver, Jebp, JebpCalls, Spark, Tree, TreeRest
 from tests.access.house import House
+from tests.access.test_walk import attempt, lines
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,24 @@ def test_a_retained_value_needs_the_right_to_the_events_of_its_subject(house: Ho
         assert not client.get(topic)
         house.grant(f"alice subscribe {topic}/#")
         assert client.get(topic)
+
+
+# What Wörterbuch publishes is no value: it is neither stored nor retained.
+PUBLISHERS = [driver for driver in DRIVERS if "publish" not in driver.lacks and driver.service != "worterbuch"]
+
+
+@pytest.mark.parametrize("driver", PUBLISHERS)
+def test_an_event_that_sets_a_value_which_a_row_denies_is_refused(house: House, driver: type[Driver]) -> None:
+    topic = f"retained/{driver.name.replace(' ', '-')}"
+    house.call(lambda: house.broker.create_topic(topic, principal=SERVER))
+    allowed = lines(("alice ACTION retained/#",), driver, "publish")
+    with driver(house, house.alice) as client:
+        house.grant(*allowed, f"deny alice write-state {topic}")
+        assert attempt(house, client, "publish", topic)
+        house.call(lambda: house.broker.alter_topic(topic, {"retain": "last"}, principal=SERVER))
+        assert not attempt(house, client, "publish", topic)
+        house.grant(*allowed)
+        assert attempt(house, client, "publish", topic)
 
 
 def test_a_transaction_sets_no_values_of_the_state_that_a_row_denies(house: House) -> None:

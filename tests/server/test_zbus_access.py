@@ -195,8 +195,14 @@ def test_query_shows_what_the_principal_may_see(bus: Bus) -> None:
         assert {"P", "Q"} <= {one["name"] for one in other.do("query")["body"]}
 
 
-def test_a_message_under_a_subject_below_the_mq_needs_the_right_to_that_subject(bus: Bus) -> None:
-    bus.set(("alice", "publish", "Q/a"))
+@pytest.mark.parametrize(
+    "rows", [[("alice", "publish", "Q/a")], [("alice", "publish", "Q/#"), ("alice", "write-state", "Q/b", "deny")]]
+)
+def test_a_message_under_a_subject_below_the_mq_needs_the_right_to_that_subject(
+    bus: Bus, rows: list[tuple[str, ...]]
+) -> None:
+    bus.live.call(lambda: bus.broker.alter_topic("Q", {"retain": "last"}, principal=SERVER))
+    bus.set(*rows)
     with bus.join("alice") as client:
         texts = [client.sign(command("pub", "x", mq="Q", ce_subject=subject)) for subject in ("Q/a", "Q/b", "Q/a")]
         client.send(encode_texts(texts, mask=True))

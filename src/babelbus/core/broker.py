@@ -16,7 +16,6 @@ from babelbus.core.access import (
     STATE_TOPIC,
     AccessRefusedError,
     Action,
-    Granted,
     Identity,
     Rights,
     check_subscription,
@@ -49,7 +48,7 @@ from babelbus.core.state import (
     StateLog,
     size_fault,
 )
-from babelbus.core.subject import Pattern, exactly, is_text, text_of
+from babelbus.core.subject import Pattern, is_text, text_of
 from babelbus.core.tail import TailBudget
 from babelbus.core.topic import RESERVED_PREFIX, ReservedTopicError, Topic, stamped
 from babelbus.core.transactions import Staging
@@ -270,12 +269,10 @@ class Broker(Catalog):
         rights = principal.rights
         if rights is not None:
             refused = None
-            if not rights.may_topic(Action.PUBLISH, name):
+            if not self.may_publish_all(principal, topic):
                 refused = self._refuse_records(principal, topic, publication)
             if refused is None and topic.has_letters:
                 refused = self.refuse_letters(principal, topic)
-            if refused is None and topic.retains and self.denies_state(principal, topic):
-                refused = self._refuse_values(principal, rights, topic, publication)
             if refused is not None:
                 return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:
@@ -320,20 +317,9 @@ class Broker(Catalog):
         return None
 
     def _refuse_records(self, principal: Identity, topic: Topic, publication: Publication) -> AccessRefusedError | None:
-        """Return the refusal of records by a principal without the right to the whole topic: each subject counts."""
-        for subject in _subjects_of(topic, publication.content):
-            if not may(principal, Action.PUBLISH, subject):
-                return refusal(principal, Action.PUBLISH, subject)
-        return None
-
-    def _refuse_values(
-        self, principal: Identity, rights: Granted, topic: Topic, publication: Publication
-    ) -> AccessRefusedError | None:
-        """Return the refusal of events that set values of the state which a row denies the principal to set."""
-        for subject in _subjects_of(topic, publication.content):
-            if rights.denies(Action.WRITE_STATE, exactly(subject)):
-                return refusal(principal, Action.WRITE_STATE, subject)
-        return None
+        """Return the refusal of records by a principal who may not publish everything there: each subject counts."""
+        refusals = (self.refuse_event(principal, topic, one) for one in _subjects_of(topic, publication.content))
+        return next(filter(None, refusals), None)
 
     def _topic_of_key(self, key: str) -> Topic | None:
         name = self._table.find(key)
@@ -368,6 +354,11 @@ class Broker(Catalog):
     def topic_of(self, subject: str) -> str | None:
         """Return the name of the topic that records what is published under a subject, `None` if it is live only."""
         return self._table.find(subject)
+
+    def retains(self, subject: str) -> bool:
+        """Return whether events under a subject set values of the state."""
+        topic = self._topics.get(self._table.find(subject) or "")
+        return topic is not None and topic.retains
 
     def subscribe(
         self,

@@ -12,7 +12,7 @@ from babelbus.core.access import (
     refusal,
     subjects_of_topic,
 )
-from babelbus.core.subject import TopicTable
+from babelbus.core.subject import TopicTable, exactly
 from babelbus.core.topic import DEAD_LETTERS_PREFIX, RESERVED_PREFIX, Topic, Topics
 
 
@@ -99,14 +99,28 @@ class TopicRights:
         if not self.may_topic(principal, Action.PUBLISH, name):
             return refusal(principal, Action.PUBLISH, name)
         topic = self._topics.get(name)
-        if topic is not None and self.denies_state(principal, topic):
+        if topic is not None and not self.may_publish_all(principal, topic):
             return refusal(principal, Action.WRITE_STATE, name)
         return None
 
-    def denies_state(self, principal: Identity, topic: Topic) -> bool:
-        """Return whether events of a topic would set values of the state that a row denies a principal to set."""
+    def may_publish_all(self, principal: Identity, topic: Topic) -> bool:
+        """Return whether a principal may publish events under all subjects of a topic; `refuse_event` asks for one."""
         rights = principal.rights
-        return rights is not None and topic.retains and rights.denies_topic(Action.WRITE_STATE, topic.name)
+        return rights is None or (
+            rights.may_topic(Action.PUBLISH, topic.name)
+            and not (topic.retains and rights.denies_topic(Action.WRITE_STATE, topic.name))
+        )
+
+    def refuse_event(self, principal: Identity, topic: Topic, subject: str) -> AccessRefusedError | None:
+        """Return the refusal of an event of a topic: of its subject, or of the value of the state that it would set."""
+        rights = principal.rights
+        if rights is None:
+            return None
+        if not rights.may(Action.PUBLISH, subject):
+            return refusal(principal, Action.PUBLISH, subject)
+        if topic.retains and rights.denies(Action.WRITE_STATE, exactly(subject)):
+            return refusal(principal, Action.WRITE_STATE, subject)
+        return None
 
     def refuse_letters(self, principal: Identity, topic: Topic) -> AccessRefusedError | None:
         """Return the refusal of a publication to a topic of dead letters; it needs the rights to all their sources.

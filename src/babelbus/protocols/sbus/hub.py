@@ -59,19 +59,22 @@ def identity_of(credentials: Credentials) -> Identity:
 class HeadFan(Fan[Client]):
     """Where the packets of one head go: to the sessions, in the order in which they connected, and to the core."""
 
-    __slots__ = ("outward", "subject")
+    __slots__ = ("outward", "retained", "subject")
 
-    def __init__(self, route: Route, sessions: Sessions, subject: str, outward: bool) -> None:
+    def __init__(self, route: Route, sessions: Sessions, subject: str, outward: bool, retained: bool) -> None:
         super().__init__(route, sessions)
         self.subject = subject
         self.outward = outward
+        self.retained = retained
+        """Whether the event sets a value of the state, which rows may deny."""
 
 
 class Hub:
     """The state that all sbus clients of one server share.
 
-    `publish` takes events to the core and `topic_of` says which topic records a subject; without them there are only
-    sbus clients. `subscribe` registers a subscription, or refuses it, and `identify` says which principal a process is.
+    `publish` takes events to the core, `topic_of` says which topic records a subject, and `retains` whether the topic
+    keeps its events as state; without them there are only sbus clients. `subscribe` registers a subscription, or
+    refuses it, and `identify` says which principal a process is.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Hub:
         subscribe: Callable[..., Subscription] | None = None,
         identify: Identify = identity_of,
         topic_of: Callable[[str], str | None] = lambda subject: None,
+        retains: Callable[[str], bool] = lambda subject: False,
     ) -> None:
         self.router = router
         self.settings = settings
@@ -96,6 +100,7 @@ class Hub:
         self.identify = identify
         self._publish = publish
         self._topic_of = topic_of
+        self._retains = retains
         self._joined = 0
 
     def next_number(self) -> int:
@@ -125,7 +130,7 @@ class Hub:
         ordered = tuple(sorted(members, key=lambda one: one.number))
         others = any(one.receiver is not self.receiver for one in route.subscriptions)
         outward = not _is_internal(key) and (others or self._topic_of(subject) is not None)
-        return HeadFan(route, ordered, subject, outward)
+        return HeadFan(route, ordered, subject, outward, outward and self._retains(subject))
 
     def publish(self, principal: Identity, events: list[Event]) -> Promise:
         """Publish the events of a client to the core."""

@@ -32,6 +32,7 @@ class SbusService:
             self._settings,
             publish=broker.publish,
             topic_of=broker.topic_of,
+            retains=broker.retains,
             subscribe=broker.subscribe,
             identify=self._identify,
         )

@@ -10,6 +10,7 @@ from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.router import Subscription
+from babelbus.core.subject import exactly
 from babelbus.errors import RemoteProtocolError
 from babelbus.protocols.sbus import messages
 from babelbus.protocols.sbus.codec import MSG, decode_head, encode_whoami
@@ -96,10 +97,14 @@ class Session:
                         self._command(head)
                         continue
                     fan = hub.fanout.find(head)
-                if rights is not None and not rights.may(Action.PUBLISH, fan.subject):
+                if rights is not None and (
+                    not rights.may(Action.PUBLISH, fan.subject)
+                    or (fan.retained and rights.denies(Action.WRITE_STATE, exactly(fan.subject)))
+                ):
                     self._send(packets, first, number, sessions)
                     first = number + 1
-                    refusal(self.principal, Action.PUBLISH, fan.subject)
+                    may_publish = rights.may(Action.PUBLISH, fan.subject)
+                    refusal(self.principal, Action.WRITE_STATE if may_publish else Action.PUBLISH, fan.subject)
                     hub.drop("refused")
                     continue
                 if fan.receivers is not sessions:

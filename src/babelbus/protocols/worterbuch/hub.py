@@ -336,7 +336,7 @@ class Hub:
                 self.drop("inexpressible")
                 continue
             keys.append(key)
-            before = self.state.find(key) if event.payload is None and self._is_retained(key) else None
+            before = self.state.find(key) if event.payload is None and self.broker.retains(key) else None
             if before is not None:  # the state is about to forget it
                 told.append((Kind.DELETED, key, before, None, 0))
             else:
@@ -344,11 +344,6 @@ class Hub:
         for run, subscribers in self._fanout.runs(told, keys):
             self._tell(run, subscribers, None)
         self.flush()
-
-    def _is_retained(self, key: str) -> bool:
-        """Return whether events under a subject change the state."""
-        topic = self.broker.find_topic(self.broker.topic_of(key) or "")
-        return topic is not None and topic.retains
 
     def _tell(self, run: list[Change], subscribers: Subscribers, number: int | None) -> None:
         """Send a run of changes to its subscribers, encoded once for each shape of them."""

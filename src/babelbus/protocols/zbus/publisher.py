@@ -8,7 +8,7 @@ they caused.
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from babelbus.core.access import Action, Identity, may, may_topic, refusal
+from babelbus.core.access import Action, Identity, refusal
 from babelbus.core.publish import Bodies
 from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.request import Reply, Request
@@ -121,7 +121,7 @@ class Publisher(Generic[Asked]):
             self._check_known(mq)
             batch = _Batch(self._hub.topic(mq))
         bodies = self._recorder.encode(message, ids, payloads, batch.timestamp)
-        if not may_topic(self._principal, Action.PUBLISH, mq):
+        if not self._hub.broker.may_publish_all(self._principal, batch.topic):
             self._check_subjects(batch, bodies)
         self._batches[mq] = batch
         batch.bodies += bodies
@@ -147,8 +147,9 @@ class Publisher(Generic[Asked]):
         """
         content = Bodies(bodies, [batch.timestamp] * len(bodies), sum(map(len, bodies)))
         for subject in sorted(batch.topic.subjects_of(content)):
-            if not may(self._principal, Action.PUBLISH, subject):
-                raise refusal(self._principal, Action.PUBLISH, subject)
+            refused = self._hub.broker.refuse_event(self._principal, batch.topic, subject)
+            if refused is not None:
+                raise refused
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
