@@ -146,8 +146,11 @@ class Topic:
 
     @property
     def retains(self) -> bool:
-        """Whether its last event of each subject is kept as state."""
-        return self.settings.retain == "last"
+        """Whether its last event of each subject is kept as state.
+
+        Dead letters are not: who may see a value is asked for the right to its key alone, and not to their sources.
+        """
+        return self.settings.retain == "last" and not self.has_letters
 
     def stamp(self) -> int:
         """Return the server's time in ms; it never runs backwards within a topic, whatever the clock does."""

@@ -515,6 +515,12 @@ async def test_dead_letters_need_the_rights_of_where_they_come_from() -> None:
     house.broker.subscribe(
         below("dead-letters"), lambda events: heard.extend(one.subject for one in events), house.alice
     )
+    state = house.bus.open_state()
+    house.bus.topic("dead-letters/g", retain="last")
+    house.bus.topic("plain-letters", retain="last")
+    settings = GroupSettings(ack="explicit", dead_letter_topic="plain-letters")
+    other = groups.create("work", "other", settings, start=at_offset(0), principal=SERVER)
+    others = other.join(lambda _: None, credit=0, principal=SERVER)
     group = groups.create("work", "g", GroupSettings(ack="explicit"), start=at_offset(0), principal=SERVER)
     member = group.join(lambda _: None, credit=0, principal=SERVER)
 
@@ -524,6 +530,9 @@ async def test_dead_letters_need_the_rights_of_where_they_come_from() -> None:
         while not (taken := member.take(1)):  # noqa: ASYNC110
             await asyncio.sleep(0)
         member.reject(taken[0])
+        while not (taken := others.take(1)):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        others.reject(taken[0])
         while not _letters(house):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -531,6 +540,9 @@ async def test_dead_letters_need_the_rights_of_where_they_come_from() -> None:
     assert house.broker.topic("dead-letters/g").sources == ("work",)
     assert not house.broker.may_topic(house.alice, Action.READ, "dead-letters/g")
     assert heard == []
+    while not house.broker.topic("plain-letters").partition(0).high_watermark:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert (state.find("dead-letters/g"), state.find("plain-letters")) == (None, None)
     house.set(
         ("alice", "read", "dead-letters/#"), ("alice", "read", "work/#"),
         ("alice", "subscribe", "dead-letters/#"), ("alice", "subscribe", "work/#"),
