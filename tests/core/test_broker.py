@@ -11,7 +11,7 @@ import pytest
 from babelbus.core.access import SERVER, AccessRefusedError, Identity, Rights
 from babelbus.core.catalog import TopicExistsError, UnknownTopicError
 from babelbus.core.partition import TopicClosedError
-from babelbus.core.publish import Publication
+from babelbus.core.publish import NO_PRODUCER, Bodies, Content, Publication
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings
@@ -19,6 +19,9 @@ from babelbus.core.subject import EVERYTHING, exactly
 from babelbus.core.topic import ClosedTopicError, event_of
 from babelbus.errors import InvalidTopicNameError, StorageError
 from babelbus.records.columns import decode_chunk, iterate
+from babelbus.records.envelope import SUBJECT_HEADER
+from babelbus.records.format import batch_bodies, encode_batch
+from babelbus.records.record import Record
 from babelbus.storage.contract import PARTITIONS_MAX, Fit, LogSettings, Store
 from babelbus.storage.disk.store import SETTINGS_NAME, FolderStore
 from babelbus.storage.errors import DiskError, DiskFullError, TooManyFilesError
@@ -570,6 +573,49 @@ async def test_a_topic_that_the_disk_neither_removes_nor_gives_back_is_closed_an
     with pytest.raises(ClosedTopicError):
         bus.broker.topic("news")
     assert not any("topics/news" in path for path in files.paths())
+    await bus.broker.close()
+
+
+# -- secret subjects -------------------------------------------------------------------------------------------------
+
+SECRET = "!/cred/1/2/3/x"
+
+
+@in_loop
+@pytest.mark.parametrize("topics", [[], ["!"]])
+async def test_nobody_publishes_under_subjects_that_are_secret_to_some_processes(topics: list[str]) -> None:
+    bus = Bus()
+    state = bus.open_state()
+    for name in topics:
+        bus.topic(name, retain="last")
+    heard: list[Event] = []
+    bus.broker.subscribe(EVERYTHING, heard.extend, principal=SERVER)
+    contents: list[Content] = [events(b"x", subject=SECRET), [Event("open", b"1"), Event(SECRET, b"1")]]
+    headers = ((SUBJECT_HEADER, SECRET.encode()),)
+    stored = encode_batch([Record(b"x", headers=headers, timestamp=NOW)])
+    bodies = Bodies(list(batch_bodies(stored, NO_PRODUCER, 0)), [NOW], 1)
+    for content in (*contents, *((stored, bodies) if topics else ())):
+        place = None if isinstance(content, list) else topics[0]
+        receipt = bus.broker.publish(Publication(SERVER, "test", content, place))
+        assert isinstance(receipt.error, AccessRefusedError)
+        assert SECRET in str(receipt.error)
+    await turns()
+    assert [event.subject for event in heard] == (["open"] if topics else [])  # else it is of the same batch
+    assert (state.find(SECRET), len(state)) == (None, 0)
+    for name in topics:
+        assert bus.broker.topic(name).partitions[0].next_offset == 0
+        await done([bus.broker.publish(Publication(SERVER, "test", events(b"x", subject=name)))])
+        assert bus.broker.topic(name).partitions[0].next_offset == 1
+    await bus.broker.close()
+
+
+@in_loop
+async def test_no_topic_is_made_for_secret_subjects() -> None:
+    bus = Bus()
+    for name in ("!/cred", "!/cred/1", SECRET):
+        with pytest.raises(InvalidTopicNameError, match="secret"):
+            bus.topic(name)
+    bus.topic("!/credit")
     await bus.broker.close()
 
 

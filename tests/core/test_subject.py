@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babelbus.core import subject as subjects
-from babelbus.core.subject import EVERYTHING, NAME_BYTES_MAX, PathPattern, TopicTable, below, check_topic_name, exactly
+from babelbus.core.subject import (
+    EVERYTHING,
+    NAME_BYTES_MAX,
+    PathPattern,
+    TopicTable,
+    below,
+    check_topic_name,
+    exactly,
+    may_hold_secrets,
+)
 from babelbus.errors import InvalidTopicNameError
 
 elements = st.text("abc", min_size=1, max_size=2)
@@ -77,3 +86,19 @@ def test_subjects_that_clients_choose_do_not_fill_the_memory(monkeypatch: pytest
     for number in range(20):
         assert table.find(f"a/{number}") == "a"
     assert len(table._cache) <= 4
+
+
+@pytest.mark.parametrize(
+    ("topic", "may"),
+    [
+        ("!", True),
+        ("!/cred", True),
+        ("!/cred/1/2", True),
+        ("!/c", False),
+        ("!/credit", False),
+        ("a", False),
+        ("!x", False),
+    ],
+)
+def test_a_topic_may_hold_secret_subjects_if_some_are_below_its_name(topic: str, may: bool) -> None:
+    assert may_hold_secrets(topic) is may

@@ -139,6 +139,7 @@ def test_compare_and_set_counts_versions_and_guards_them(api: Api) -> None:
 def test_the_servers_own_keys_can_be_read_and_not_changed(api: Api) -> None:
     assert "value" in api.json("GET", "/api/state/value", key="$SYS/version")
     assert api.fails("PUT", "/api/state/value", b"1", key="$SYS/version") == (403, "read_only_key")
+    assert api.fails("PUT", "/api/state/value", b"1", key="!/cred/1/2/3/x") == (403, "read_only_key")
     assert api.fails("DELETE", "/api/state/value", key="$SYS/version") == (403, "read_only_key")
     assert api.fails("DELETE", "/api/state/values", pattern="$SYS/#") == (403, "read_only_key")
     assert api.fails("POST", "/api/state/values", b'{"values":[{"key":"$SYS","value":1}]}') == (403, "read_only_key")

@@ -14,20 +14,17 @@ from babelbus.core.access import (
     NOBODY,
     SERVER,
     STATE_TOPIC,
-    AccessRefusedError,
     Action,
     Identity,
     Rights,
     check_subscription,
-    may,
-    refusal,
 )
 from babelbus.core.access.gate import NOTE_ADVICE, NOTE_NAME, Gate, NotedVersion
 from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition
-from babelbus.core.publish import Content, Payloads, Publication
+from babelbus.core.publish import Publication
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
@@ -267,14 +264,13 @@ class Broker(Catalog):
             return Receipt.refused(self.why_not_open(publication.principal, name))
         principal = publication.principal
         rights = principal.rights
-        if rights is not None:
-            refused = None
-            if not self.may_publish_all(principal, topic):
-                refused = self._refuse_records(principal, topic, publication)
-            if refused is None and topic.has_letters:
-                refused = self.refuse_letters(principal, topic)
-            if refused is not None:
-                return Receipt.refused(refused)
+        refused = None
+        if not self.may_publish_all(principal, topic):
+            refused = self.refuse_events(principal, topic, topic.subjects_of(publication.content))
+        if refused is None and rights is not None and topic.has_letters:
+            refused = self.refuse_letters(principal, topic)
+        if refused is not None:
+            return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:
             return Receipt.refused(ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to"))
         return topic.publish(publication)
@@ -296,30 +292,15 @@ class Broker(Catalog):
         receipts = []
         for name, batch in by_topic.items():
             closed = None if name is None else self.why_closed(name)
-            if closed is not None:
-                receipts.append(Receipt.refused(self._refuse_live(publication.principal, batch) or closed))
-                continue
-            if name is not None:
+            if name is not None and closed is None:
                 receipts.append(self.publish(msgspec.structs.replace(publication, topic=name, content=batch)))
                 continue
-            refused = self._refuse_live(publication.principal, batch)
+            refused = self.refuse_events(publication.principal, None, {event.subject for event in batch}) or closed
             if refused is not None:
                 receipts.append(Receipt.refused(refused))
             elif not self.router.empty:
                 self.router.route(stamped(batch, self._clock.now_ms()))
         return join(receipts)
-
-    def _refuse_live(self, principal: Identity, events: Sequence[Event]) -> AccessRefusedError | None:
-        if principal.rights is not None:
-            for subject in {event.subject for event in events}:
-                if not may(principal, Action.PUBLISH, subject):
-                    return refusal(principal, Action.PUBLISH, subject)
-        return None
-
-    def _refuse_records(self, principal: Identity, topic: Topic, publication: Publication) -> AccessRefusedError | None:
-        """Return the refusal of records by a principal who may not publish everything there: each subject counts."""
-        refusals = (self.refuse_event(principal, topic, one) for one in _subjects_of(topic, publication.content))
-        return next(filter(None, refusals), None)
 
     def _topic_of_key(self, key: str) -> Topic | None:
         name = self._table.find(key)
@@ -445,15 +426,6 @@ class Broker(Catalog):
         for close in reversed(self._opened):
             await close()
         await self._close_topics()
-
-
-def _subjects_of(topic: Topic, content: Content) -> list[str]:
-    """Return the subjects of records that are published to a topic, sorted."""
-    if isinstance(content, Payloads):
-        return [topic.name]
-    if isinstance(content, list):
-        return sorted({event.subject for event in content})
-    return sorted(topic.subjects_of(content))
 
 
 def _note_not_retained(receipt: Promise) -> None:

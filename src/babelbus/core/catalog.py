@@ -24,7 +24,7 @@ from babelbus.core.receipt import settled as finished
 from babelbus.core.record import Event
 from babelbus.core.settings import InvalidSettingError, TopicSettings, change_settings
 from babelbus.core.stored_topics import StoredTopic, StoredTopics, close_logs, new_id
-from babelbus.core.subject import check_topic_name
+from babelbus.core.subject import check_topic_name, is_secret
 from babelbus.core.tail import TailBudget
 from babelbus.core.topic import RESERVED_PREFIX, ClosedTopicError, Topic
 from babelbus.core.work import Work, Writer, settled
@@ -241,6 +241,8 @@ class Catalog(StoredTopics):
         """Return what is to be stored of a new topic. Raises: the errors of `create_topic`."""
         check_topic_name(name)
         _check_not_reserved(name)
+        if is_secret(f"{name}/"):
+            raise InvalidTopicNameError(f"topic {name!r}: nothing is recorded under secret keys of sbus")
         if name in self._topics:
             raise TopicExistsError(f"topic {name!r} exists")
         if name in self._topics.damaged:

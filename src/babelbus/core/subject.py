@@ -6,7 +6,7 @@ business of the protocol in whose language it is written; the core asks it throu
 """
 
 import re
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -30,6 +30,21 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopicNameError(f"a topic name has no comma and no control character: {name!r}")
     if not name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in name):
         raise InvalidTopicNameError("a topic name is valid UTF-8")
+
+
+SECRETS: Final = "!/cred/"
+"""Begins the subjects that some processes alone may see, as sbus defines them: nothing under them leaves sbus."""
+
+
+def is_secret(subject: str) -> bool:
+    """Return whether a subject, or all that a pattern means, is secret to some processes."""
+    return subject.startswith(SECRETS)
+
+
+def may_hold_secrets(topic: str) -> bool:
+    """Return whether a topic of this name would record secret subjects, if they were recorded."""
+    beginning = f"{topic}/"
+    return SECRETS.startswith(beginning) or beginning.startswith(SECRETS)
 
 
 def is_text(subject: str) -> bool:

@@ -15,6 +15,7 @@ from babelbus.core.publish import (
     NO_PRODUCER,
     SERVER_CHOOSES,
     Bodies,
+    Content,
     Gathered,
     Payloads,
     Publication,
@@ -22,7 +23,7 @@ from babelbus.core.publish import (
 from babelbus.core.receipt import Receipt, join
 from babelbus.core.record import Event
 from babelbus.core.settings import TopicSettings
-from babelbus.core.subject import LENGTH_MAX
+from babelbus.core.subject import LENGTH_MAX, may_hold_secrets
 from babelbus.errors import StorageError
 from babelbus.metrics import Metrics
 from babelbus.records.columns import decode_columns, iterate
@@ -135,6 +136,8 @@ class Topic:
         self._last_ms = 0
         self.reserved = name.startswith(RESERVED_PREFIX)
         """Whether clients may only read it, and no live subscription sees it."""
+        self.may_hold_secrets = may_hold_secrets(name)
+        """Whether the subjects of records have to be asked for secret ones, which are refused."""
         self._gathered: dict[Partition, Gathered] = {}
         self._sequences: dict[int, int] = {}
         """The next sequence number of producers whose batches are gathered."""
@@ -408,11 +411,13 @@ class Topic:
         columns = decode_columns(data, np.asarray(positions, np.int64))
         return [event_of(self.name, record) for record in iterate(columns)]
 
-    def subjects_of(self, content: Bodies | RecordBatch) -> set[str]:
+    def subjects_of(self, content: Content) -> set[str]:
         """Return the subjects of records that are to be stored."""
-        batch = content
-        if isinstance(batch, Bodies):
-            batch = encode_bodies(batch.bodies, batch.timestamps, 0)
+        if isinstance(content, Payloads):
+            return {self.name}
+        if isinstance(content, list):
+            return {event.subject for event in content}
+        batch = encode_bodies(content.bodies, content.timestamps, 0) if isinstance(content, Bodies) else content
         return {event.subject for event in self.decode(bytes(batch.data), batch.positions)}
 
     async def close(self, run: Run, error: StorageError | None = None) -> None:

@@ -1,5 +1,7 @@
 """The rights to a topic, and to the topics whose records it holds copies of: may a principal do this with it?"""
 
+from collections.abc import Set
+
 from babelbus.core.access import (
     ANONYMOUS,
     STATE_TOPIC,
@@ -12,7 +14,7 @@ from babelbus.core.access import (
     refusal,
     subjects_of_topic,
 )
-from babelbus.core.subject import TopicTable, exactly
+from babelbus.core.subject import TopicTable, exactly, is_secret
 from babelbus.core.topic import DEAD_LETTERS_PREFIX, RESERVED_PREFIX, Topic, Topics
 
 
@@ -99,27 +101,36 @@ class TopicRights:
         if not self.may_topic(principal, Action.PUBLISH, name):
             return refusal(principal, Action.PUBLISH, name)
         topic = self._topics.get(name)
-        if topic is not None and not self.may_publish_all(principal, topic):
+        if topic is not None and self._denies_values(principal, topic):
             return refusal(principal, Action.WRITE_STATE, name)
         return None
 
     def may_publish_all(self, principal: Identity, topic: Topic) -> bool:
-        """Return whether a principal may publish events under all subjects of a topic; `refuse_event` asks for one."""
+        """Return whether a principal may publish events under all subjects of a topic; else `refuse_events` says."""
         rights = principal.rights
-        return rights is None or (
-            rights.may_topic(Action.PUBLISH, topic.name)
-            and not (topic.retains and rights.denies_topic(Action.WRITE_STATE, topic.name))
+        return not topic.may_hold_secrets and (
+            rights is None
+            or (rights.may_topic(Action.PUBLISH, topic.name) and not self._denies_values(principal, topic))
         )
 
-    def refuse_event(self, principal: Identity, topic: Topic, subject: str) -> AccessRefusedError | None:
-        """Return the refusal of an event of a topic: of its subject, or of the value of the state that it would set."""
+    @staticmethod
+    def _denies_values(principal: Identity, topic: Topic) -> bool:
+        """Return whether a row denies values of the state that events of a topic set."""
         rights = principal.rights
-        if rights is None:
-            return None
-        if not rights.may(Action.PUBLISH, subject):
-            return refusal(principal, Action.PUBLISH, subject)
-        if topic.retains and rights.denies(Action.WRITE_STATE, exactly(subject)):
-            return refusal(principal, Action.WRITE_STATE, subject)
+        return rights is not None and topic.retains and rights.denies_topic(Action.WRITE_STATE, topic.name)
+
+    def refuse_events(self, principal: Identity, topic: Topic | None, subjects: Set[str]) -> AccessRefusedError | None:
+        """Return the refusal of events of a topic, or of live ones; each subject counts.
+
+        Secret subjects are refused to all; an event may be refused because of the value of the state that it would set.
+        """
+        rights = principal.rights
+        for subject in sorted(subjects) if len(subjects) > 1 else subjects:
+            if is_secret(subject) or (rights is not None and not rights.may(Action.PUBLISH, subject)):
+                return refusal(principal, Action.PUBLISH, subject)
+            sets_value = topic is not None and topic.retains
+            if sets_value and rights is not None and rights.denies(Action.WRITE_STATE, exactly(subject)):
+                return refusal(principal, Action.WRITE_STATE, subject)
         return None
 
     def refuse_letters(self, principal: Identity, topic: Topic) -> AccessRefusedError | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from babelbus.core.record import Event
+from babelbus.core.subject import is_secret
 from babelbus.protocols.eventmesh.records import encode_body
 from babelbus.protocols.jebp.codec import batch_head
 from babelbus.protocols.sbus.codec import MSG
@@ -10,7 +11,6 @@ from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.protocols.sbus.patterns import key_of
 from babelbus.protocols.worterbuch.codec import encode_pstate
 from babelbus.protocols.worterbuch.hub import foreign_value
-from babelbus.protocols.worterbuch.names import is_secret
 from babelbus.protocols.zbus.codec import delivery_head, delivery_tail, encode_deliveries
 from babelbus.protocols.zbus.heads import stored_id
 from babelbus.protocols.zbus.records import from_record

@@ -53,6 +53,34 @@ async def told() -> Bus:
 
 
 @in_loop
+@pytest.mark.parametrize("checkpoint", [True, False])
+async def test_keys_secret_to_some_processes_that_an_older_version_kept_are_not_shown(checkpoint: bool) -> None:
+    bus = Bus()
+    state, secret = bus.open_state(), "!/cred/1/2/3/x"
+    for number in range(2):
+        state.set(secret, b"%d" % number)  # today no door lets it through
+        state.set("open", b"%d" % number)
+        await commit(state)
+    if checkpoint:
+        await bus.broker.close()
+    else:
+        await bus.die()
+    again = Bus(bus.files, clock=bus.clock)
+    state, history = again.open_state(), history_of(again)
+    assert [key for key, _ in state.match(EVERYTHING)] == ["open"]
+    assert state.children(None) == ["open"]
+    moment = AsOf(offset=1)
+    assert await history.match(None, moment) == await history.match(EVERYTHING, moment) == [("open", b"0", 0)]
+    with pytest.raises(NoSuchKeyError):
+        await history.get(secret, moment)
+    assert (await history.revisions(secret))[0] == []
+    differences = await history.differences(EVERYTHING, moment, None, count=10)
+    assert [row.key for row in differences.rows] == ["open"]
+    assert again.broker.topic("$state").partitions[0].next_offset == 4  # the records are left alone
+    await again.broker.close()
+
+
+@in_loop
 async def test_a_value_is_what_it_was_after_each_offset() -> None:
     history = history_of(await told())
     for number in range(4):

@@ -35,6 +35,7 @@ from babelbus.core.transactions.part_file import FRAME
 from babelbus.core.transactions.parts import find_damage
 from babelbus.core.transactions.staging import Staging
 from babelbus.errors import BabelbusError, StorageError
+from babelbus.records.envelope import SUBJECT_HEADER
 from babelbus.records.format import InvalidRecordError, encode_batch
 from babelbus.records.record import Record, RecordBatch
 from babelbus.storage.errors import DiskError, DiskFullError
@@ -255,6 +256,10 @@ async def test_records_that_cannot_be_appended_later_are_refused_when_they_are_s
     stage.bus.broker.open_reserved("$own", TopicSettings())
     with pytest.raises(ReservedTopicError):
         stage.stage("p", b"a", topic="$own")
+    stage.bus.topic("!")
+    secret = encode_batch([Record(b"", headers=((SUBJECT_HEADER, b"!/cred/1/2/3/x"),), timestamp=NOW)])
+    with pytest.raises(StagingRefusedError, match="secret"):
+        stage.staging.stage("t", 0, "p", "!", secret, first_record=0)
     many = encode_batch([Record(b"", headers=((b"h", None),) * 127, timestamp=NOW)])
     with pytest.raises(InvalidRecordError):
         stage.staging.stage("t", 0, "p", "log", many, first_record=0)

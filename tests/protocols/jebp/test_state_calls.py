@@ -109,6 +109,7 @@ async def test_the_calls_of_a_frame_see_each_other_and_are_one_append() -> None:
         ("set", ["a", b"1e400"], "bad_argument"),
         ("set", ["a"], "bad_argument"),
         ("set", ["$SYS/x", b"1"], "refused"),
+        ("set", ["!/cred/1/2/3/x", b"1"], "refused"),
         ("set", ["versioned", b"1"], "conflict"),
         ("set_many", [[["a", b"1"], ["versioned", b"1"]]], "conflict"),
         ("set_many", [[["a", b"1"], ["b", b"{"]]], "bad_argument"),
@@ -128,6 +129,7 @@ async def test_the_calls_of_a_frame_see_each_other_and_are_one_append() -> None:
         ("will", ["me", ["#/a"], []], "bad_argument"),
         ("will", ["me", [], [["a", b"?"]]], "bad_argument"),
         ("will", ["me", ["$SYS/#"], []], "refused"),
+        ("will", ["me", ["!/cred/#"], []], "refused"),
         ("will", ["me", ["a"] * 10_000, [["a", b"1"]]], "bad_argument"),
     ],
 )

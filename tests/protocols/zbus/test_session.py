@@ -117,6 +117,21 @@ async def test_a_pub_that_the_disk_refuses_is_answered_with_500_also_without_ack
 
 
 @in_loop
+async def test_a_pub_under_a_secret_key_of_sbus_is_refused_alone() -> None:
+    house = House()
+    client = Client(house)
+    client.do("create", mq="!", mqType="disk")
+    secret = "!/cred/1/2/3/x"
+    client.say(
+        command("pub", 1, mq="!", id="a"),
+        command("pub", 2, mq="!", id="b", ce_subject=secret),
+        command("pub", 3, mq="!", id="c"),
+    )
+    await turns()
+    assert [(one["status"], one["headers"]["id"]) for one in client.messages()] == [(200, "a"), (403, "b"), (200, "c")]
+
+
+@in_loop
 async def test_without_ack_there_is_no_answer_unless_it_fails() -> None:
     client = Client(House())
     client.do("create", mq="Q", channel="C")

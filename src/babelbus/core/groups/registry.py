@@ -41,7 +41,7 @@ from babelbus.core.groups.settings import (
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise
 from babelbus.core.settings import InvalidSettingError, change_settings
-from babelbus.core.subject import check_topic_name
+from babelbus.core.subject import check_topic_name, is_secret
 from babelbus.core.topic import DEAD_LETTERS_PREFIX as PREFIX
 from babelbus.core.topic import RESERVED_PREFIX, Topic
 from babelbus.errors import InvalidTopicNameError
@@ -318,7 +318,8 @@ class Groups:
                 check_topic_name(dead)
             except InvalidTopicNameError as error:
                 raise InvalidSettingError(f"dead_letter_topic: {error}") from error
-            if dead.startswith(RESERVED_PREFIX):  # nothing could be stored there, and its letters would wait for ever
+            # Nothing could be stored there, and its letters would wait for ever.
+            if dead.startswith(RESERVED_PREFIX) or is_secret(f"{dead}/"):
                 raise InvalidSettingError(f"dead_letter_topic: {dead!r} is the server's own")
         if (dead or topic_name(name)) == topic.name:
             raise InvalidSettingError(f"group {name!r} cannot send its dead letters to the topic that it reads")

@@ -24,6 +24,7 @@ from babelbus.core.state.patterns import (
     store_pattern,
 )
 from babelbus.core.state.tree import InvalidKeyError, State, Testament, VersionedError
+from babelbus.core.subject import is_secret
 from babelbus.errors import BabelbusError
 
 EVERYTHING = KeyPattern((), rest=True)
@@ -316,7 +317,7 @@ class StateEditor:
         self._check_not_own(key)
 
     def _check_not_own(self, key: str) -> None:
-        if self._state.is_transient(key):
+        if self._state.is_transient(key) or is_secret(key):
             raise ReadOnlyKeyError(key)
 
     def read_pattern(self, pattern: str) -> KeyPattern:

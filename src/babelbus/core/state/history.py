@@ -23,6 +23,7 @@ from babelbus.core.state.differences import (
 from babelbus.core.state.key_index import KeyPattern
 from babelbus.core.state.log import READ_BYTES, Loaded, parts_of, replay
 from babelbus.core.state.tree import NoSuchKeyError
+from babelbus.core.subject import is_secret
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError
 from babelbus.records.columns import decode_chunk, rows_of_key
@@ -171,8 +172,11 @@ class History:
                 raise InvalidMomentsError("the first moment comes after the second one: exchange them")
             return start, end
 
+        def matches(key: str) -> bool:
+            return pattern.matches(key) and not is_secret(key)
+
         start, end = await self._partition.ask(ends)
-        later = await self._partition.ask(lambda: changed_keys(log, start, end, pattern.matches))
+        later = await self._partition.ask(lambda: changed_keys(log, start, end, matches))
         if grant is not None:
             later = {key: later[key] for key in await grant(list(later))}
 
@@ -247,6 +251,8 @@ def _newest(log: PartitionLog, key: str, end: int, count_max: int) -> list[Revis
         CorruptRecordError: a record is damaged that may be one of them.
     """
     newest: deque[Revision] = deque()
+    if is_secret(key):  # of versions that kept such keys
+        return []
     size, window, is_full = 0, WINDOW, False
     while end > log.first_offset and not is_full:
         start = max(log.first_offset, end - window)

@@ -22,6 +22,7 @@ from babelbus.core.access import SERVER
 from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import Receipt, settled
 from babelbus.core.state.reunion import tail_of
+from babelbus.core.subject import is_secret
 from babelbus.core.topic import Topic
 from babelbus.errors import BabelbusError, StorageError
 from babelbus.records.columns import Columns, decode_chunk, iterate_rows
@@ -249,7 +250,9 @@ class StateLog:
         """Yield the keys of the last changes behind the checkpoint; after a stop in order there are no such changes."""
         for record in tail_of(self._partition, self._known_offset):
             if record.key is not None and not record.key.startswith(TESTAMENT_MARK):
-                yield record.key.decode()
+                key = record.key.decode()
+                if not is_secret(key):
+                    yield key
 
     def _path(self) -> str:
         return f"{self._folder}/{CHECKPOINT_NAME}"
@@ -278,6 +281,8 @@ class StateLog:
                     loaded.values.update(zip(keys, kept, strict=True))
                 else:
                     loaded.values.update(zip(keys, values, strict=True))
+            for key in list(filter(is_secret, loaded.values)):
+                del loaded.values[key]
             loaded.testaments.update(msgspec.msgpack.decode(next(blocks), type=dict[str, bytes]))
         except (ValueError, StopIteration, msgspec.DecodeError, StorageError) as error:
             log.warning(
@@ -444,7 +449,7 @@ def _apply(columns: Columns, loaded: Loaded, wanted: Callable[[str], bool] | Non
                 loaded.testaments[owner] = data[start:stop]
             continue
         key = raw.decode()
-        if wanted is not None and not wanted(key):
+        if (wanted is not None and not wanted(key)) or is_secret(key):  # of versions that kept such keys
             continue
         if gone:
             values.pop(key, None)

@@ -28,6 +28,7 @@ from babelbus.core.flusher import Flusher
 from babelbus.core.partition import TopicClosedError
 from babelbus.core.publish import SERVER_CHOOSES, Publish
 from babelbus.core.receipt import Receipt
+from babelbus.core.subject import is_secret
 from babelbus.core.topic import ReservedTopicError, Topic, Topics
 from babelbus.core.transactions.commit import Committer, Transaction
 from babelbus.core.transactions.model import (
@@ -263,6 +264,8 @@ class Staging:
         if partition != SERVER_CHOOSES:
             target.partition(partition)
         _check_batch(batch)
+        if target.may_hold_secrets and any(map(is_secret, target.subjects_of(batch))):
+            raise StagingRefusedError(f"topic {topic!r}: nobody publishes under secret keys of sbus")
         one = self._transactions.get(transaction_id)
         last = one.state.last if one else None
         if last is not None and batch_id <= last.batch_id:

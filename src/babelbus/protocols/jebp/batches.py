@@ -9,7 +9,6 @@ import logging
 import zlib
 from collections.abc import Callable
 
-from babelbus.core.access import Action
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.publish import Payloads, Publication
@@ -110,7 +109,7 @@ class Batches:
         topic = self._broker.find_topic(name)
         if topic is None or topic.reserved or topic.has_letters:
             return False
-        return self._broker.may_topic(client, Action.PUBLISH, name)
+        return self._broker.may_publish_all(client, topic)
 
     def _publish(self, group: _Group, batch: ClientBatch) -> Receipt:
         payloads, timestamps, ranges = batch.payloads, batch.timestamps, group.ranges

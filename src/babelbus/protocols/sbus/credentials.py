@@ -4,9 +4,10 @@ import re
 
 import msgspec
 
+from babelbus.core.subject import SECRETS
 from babelbus.errors import RemoteProtocolError
 
-SECRET = b"!/cred/"
+SECRET = SECRETS.encode()
 _FIELD = rb"(0|[1-9][0-9]*|)"  # one spelling for each number: no leading zero
 _FULL = re.compile(rb"!/cred/%b/%b/%b/" % (_FIELD, _FIELD, _FIELD))
 

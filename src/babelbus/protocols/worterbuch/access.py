@@ -11,10 +11,11 @@ import msgspec
 
 from babelbus.core.access import Action, Identity, may, refusal
 from babelbus.core.state import GuardedState, KeyPattern, NoSuchKeyError, State, Testament, store_pattern
+from babelbus.core.subject import is_secret
 from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.worterbuch.errors import ErrorCode, FinalRefusalError, RefusedError, UnauthorizedError
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper, host_of
-from babelbus.protocols.worterbuch.names import SYS, check_writable, is_secret, may_be_secret
+from babelbus.protocols.worterbuch.names import SYS, check_writable, may_be_secret
 from babelbus.protocols.worterbuch.privileges import Privilege, Privileges, proves_secret
 
 OWN_KEYS = ("graveGoods", "lastWill", "clientName")

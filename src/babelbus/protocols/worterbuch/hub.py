@@ -24,11 +24,11 @@ from babelbus.core.json_text import is_json, json_text
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
 from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
-from babelbus.core.subject import PathPattern
+from babelbus.core.subject import PathPattern, is_secret
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.contract import LOST_RIGHT
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
-from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret, shows_keys
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys, shows_keys
 from babelbus.protocols.worterbuch.peer import Peer, Subscriber
 from babelbus.protocols.worterbuch.values import parse_value
 

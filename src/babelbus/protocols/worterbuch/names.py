@@ -7,6 +7,7 @@ of requests are translated, and keys of messages; a key that the client's charac
 import msgspec
 
 from babelbus.core.state import MULTI_WILDCARD, SEPARATOR, WILDCARD, KeyPattern
+from babelbus.core.subject import is_secret
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
 
 SYS = "$SYS"
@@ -32,15 +33,6 @@ def shows_keys(key: str) -> bool:
         case ["$SYS", "clients", _, name, *_]:
             return name in _SHOWING_KEYS
     return False
-
-
-SBUS_CREDENTIALS = "!/cred/"
-"""Begins the keys that sbus shows to some processes only: here nobody writes or sees them."""
-
-
-def is_secret(key: str) -> bool:
-    """Return whether a key, or all keys of a pattern, are secret."""
-    return key.startswith(SBUS_CREDENTIALS)
 
 
 def may_be_secret(pattern: KeyPattern) -> bool:

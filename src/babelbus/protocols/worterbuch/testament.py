@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import msgspec
 
 from babelbus.core.state import State, Testament, check_key, check_pattern, size_fault, store_pattern
+from babelbus.core.subject import is_secret
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.errors import ErrorCode, RefusedError
-from babelbus.protocols.worterbuch.names import SYS, is_below_sys, is_secret
+from babelbus.protocols.worterbuch.names import SYS, is_below_sys
 
 GRAVE_GOODS = "graveGoods"
 LAST_WILL = "lastWill"

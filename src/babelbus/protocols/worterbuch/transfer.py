@@ -11,10 +11,11 @@ import binascii
 
 from babelbus.core.receipt import Promise, settled
 from babelbus.core.state import KeyPattern, size_fault, store_pattern
+from babelbus.core.subject import is_secret
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.archive import ArchiveError, Entry, pack, unpack
 from babelbus.protocols.worterbuch.hub import Hub
-from babelbus.protocols.worterbuch.names import is_below_sys, is_secret
+from babelbus.protocols.worterbuch.names import is_below_sys
 from babelbus.protocols.worterbuch.rest import TEXT_TYPE, Reply
 from babelbus.protocols.worterbuch.routes import RequestRefusedError
 from babelbus.wire.http import FileRefusedError, Files

@@ -146,10 +146,10 @@ class Publisher(Generic[Asked]):
             AccessRefusedError: the principal may not publish under a subject.
         """
         content = Bodies(bodies, [batch.timestamp] * len(bodies), sum(map(len, bodies)))
-        for subject in sorted(batch.topic.subjects_of(content)):
-            refused = self._hub.broker.refuse_event(self._principal, batch.topic, subject)
-            if refused is not None:
-                raise refused
+        subjects = batch.topic.subjects_of(content)
+        refused = self._hub.broker.refuse_events(self._principal, batch.topic, subjects)
+        if refused is not None:
+            raise refused
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
