@@ -2,12 +2,16 @@
 
 import asyncio
 import errno
+import gc
 import logging
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from babelbus.config import ServerSettings, WorterbuchSettings
 from babelbus.core.access import CLIENT, SERVER
@@ -287,3 +291,27 @@ def test_the_certificate_of_a_client_goes_on_and_counts_for_the_size_of_its_sess
                 assert connection._outbox.peer_certificate.common_names == ("device",)
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_client_that_stays_keeps_nothing_of_the_last_owner_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # a member calls it once, before it is an owner
+
+    async def test() -> None:
+        path = str(tmp_path / "lines")
+        config = configure(tmp_path, worterbuch=WorterbuchSettings(port=0, tcp_port=0, unix_path=path))
+        async with owners(tmp_path, config) as owned:
+            if kind == "unix":
+                device = await owned.welcome(*await asyncio.open_unix_connection(path))
+            else:
+                device = await owned.dial("owner")
+            broker = weakref.ref(owned.server.broker)
+            await owned.move()
+            await until(lambda: gc.collect() >= 0 and broker() is None)
+            assert await device.ask(put(1, "state", 1)) == ack(1)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(test())

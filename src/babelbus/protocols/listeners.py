@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from babelbus.clock import Clock
 from babelbus.core.quotas import Quotas
@@ -28,6 +29,31 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 Fronted = tuple[bytes, MakeSession, ReceiveBatch]
 """Content of a `FrontPlan`, the way to make sessions of its clients, and the receiver of batches."""
+
+
+class _Gone(asyncio.Protocol):
+    """A connection that was accepted while its listener closed."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.abort()
+
+
+class _Factory:
+    """Makes the protocols of one listener until that is closed.
+
+    A connection of asyncio keeps the factory of its listener: without an end of it, a client that goes on at another
+    server would keep everything of this one in memory.
+    """
+
+    def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
+        self._make = make
+
+    def __call__(self) -> asyncio.Protocol:
+        return self._make()
+
+    def close(self) -> None:
+        """Drop everything that makes protocols."""
+        self._make = _Gone
 
 
 class Listeners:
@@ -69,6 +95,7 @@ class Listeners:
         )
         self._numbers = itertools.count(1)
         self._listeners: list[asyncio.Server] = []
+        self._factories: list[_Factory] = []
         self._waiting: list[Waiting] = []
         self._ticker: asyncio.Task[None] | None = None
         self._path: tuple[str, int | None] | None = None
@@ -120,7 +147,8 @@ class Listeners:
         async def serve() -> None:
             await prepare()
             loop = asyncio.get_running_loop()
-            self._listeners += [await loop.create_server(make, sock=one, backlog=BACKLOG) for one in sockets]
+            factory = self._factory(make)
+            self._listeners += [await loop.create_server(factory, sock=one, backlog=BACKLOG) for one in sockets]
 
         for one in sockets:
             # Each connection takes it over: a client that vanished without a word is noticed in the end.
@@ -139,9 +167,15 @@ class Listeners:
         """
         path = _prepare(path)
         loop = asyncio.get_running_loop()
-        self._listeners.append(await loop.create_unix_server(self._connect(make_session), path, backlog=BACKLOG))
+        factory = self._factory(self._connect(make_session))
+        self._listeners.append(await loop.create_unix_server(factory, path, backlog=BACKLOG))
         self._note(name, path)
         self._path = (path, _number_of(path))
+
+    def _factory(self, make: Callable[[], asyncio.Protocol]) -> _Factory:
+        factory = _Factory(make)
+        self._factories.append(factory)
+        return factory
 
     def _note(self, name: str, address: str) -> None:
         self.addresses[name] = address
@@ -186,6 +220,8 @@ class Listeners:
             await waiting.stop()
         for listener in self._listeners:
             listener.close()
+        for factory in self._factories:  # behind the connections that this turn has accepted
+            asyncio.get_running_loop().call_soon(factory.close)
         while self._waiting:
             self._waiting.pop().close()
         self._door.close()
