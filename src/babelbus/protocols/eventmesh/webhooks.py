@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, Root, may, may_topic
+from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, Root
 from babelbus.core.groups import Delivery, Member, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
@@ -176,10 +176,11 @@ class _Webhook:
 
     def may_push(self, *, is_live: bool) -> bool:
         """Return whether the principal may have a message now; without that it is not pushed, nor pushed again."""
-        principal = self._owner.hub.callers.of_name(self.principal)
+        hub = self._owner.hub
+        principal = hub.callers.of_name(self.principal)
         if is_live:
-            return may(principal, Action.SUBSCRIBE, self.topic)
-        return may_topic(principal, Action.CONSUME, self.topic)
+            return hub.broker.router.may_hear(principal, self.topic)
+        return hub.broker.may_topic(principal, Action.CONSUME, self.topic)
 
     def _is_granted(self, *, is_live: bool) -> bool:
         return not self._owner.hub.callers.enforcing or self.may_push(is_live=is_live)
