@@ -194,6 +194,23 @@ async def test_collected_events_of_a_key_that_is_not_granted_any_more_are_droppe
     assert talker.heard() == [pstate(1, "p/#", {"p/b": 1})]
 
 
+@pytest.mark.parametrize("keeps_source", [False, True])
+@in_loop
+async def test_collected_dead_letters_whose_source_is_not_granted_any_more_are_dropped(keeps_source: bool) -> None:
+    house = House()
+    await house.bus.broker.create_topic("letters", principal=SERVER, source="work")
+    letters, source = (ANONYMOUS, "subscribe", "letters/#"), (ANONYMOUS, "subscribe", "work/#")
+    await house.grant(letters, source)
+    talker = Talker(house.hub)
+    talker.ask(psubscribe(1, "letters/#", aggregateEvents=60_000, liveOnly=True))
+    await house.bus.broker.publish(Publication(SERVER, "test", [Event("letters/x", b"1")])).wait()
+    await house.grant(letters, *([source] if keeps_source else []))
+    (subscriber,) = talker.session.subscribers.values()
+    subscriber.send_pending()
+    talker.session.flush()
+    assert bool(talker.heard()) is keeps_source
+
+
 @in_loop
 async def test_names_are_told_as_far_as_they_are_granted() -> None:
     house = House()

@@ -10,6 +10,7 @@ import datetime
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, cast
 
 import msgspec
@@ -27,6 +28,7 @@ from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuc
 from babelbus.core.subject import PathPattern, is_secret
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.contract import LOST_RIGHT
+from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.gatekeeper import PROTOCOL, Gatekeeper
 from babelbus.protocols.worterbuch.names import SYS, is_below_sys, shows_keys
 from babelbus.protocols.worterbuch.peer import Peer, Subscriber
@@ -293,12 +295,16 @@ class Hub:
             for subscriber in client.subscribers.values():
                 if subscriber.subscription is not None:
                     subscriber.subscription.principal = access.identity
-                    subscriber.forget_refused(access.may_hear)
+                    subscriber.forget_refused(partial(self._may_hear, access))
                     self._show_narrowing(subscriber)
             for subscriber in client.ls_subscribers.values():
                 self._tell_names(subscriber)
         self.commit()
         self.flush()
+
+    def _may_hear(self, access: Access, key: str | None) -> bool:
+        """Return whether a client may have the change of a key, which may be a dead letter of another subject."""
+        return key is not None and access.may_hear(key) and self.broker.router.may_hear(access.identity, key)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
