@@ -503,7 +503,7 @@ class Session(contract.Session):
         self._caller = caller
         for topic, subscribed in list(self._subscribed.items()):
             if subscribed.caller.principal.rights is caller.principal.rights:
-                is_lost = subscribed.revoked
+                is_lost = subscribed.is_revoked(self._hub)
             else:
                 is_lost = not self._begin_again(subscribed, caller)
             if is_lost:
@@ -520,7 +520,7 @@ class Session(contract.Session):
                 self._begin(subscribed)
         except BabelbusError:
             return False
-        return not subscribed.revoked
+        return not subscribed.is_revoked(self._hub)
 
     def _lose(self) -> None:
         """Send a goodbye: what the client has proved does not hold any more. Until it is closed it may do nothing."""

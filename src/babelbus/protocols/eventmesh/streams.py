@@ -223,7 +223,7 @@ class Stream:
                 if is_new:
                     subscribed.end(self._hub)
                     subscribed.begin(self._hub, group, self._deliver, self._broadcast, self._ask)
-                is_lost = subscribed.revoked
+                is_lost = subscribed.is_revoked(self._hub)
             except BabelbusError:
                 is_lost = True
             if is_lost:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from babelbus.core.access import Action, may, may_topic
+from babelbus.core.access import Action, may
 from babelbus.core.groups import Delivery, Member
 from babelbus.core.record import Event
 from babelbus.core.request import Question
@@ -75,13 +75,14 @@ class Subscribed:
         if self.item.type == "SYNC":
             self.responder = hub.broker.responders.add(subject, partial(ask, self), group, principal, counted=False)
 
-    @property
-    def revoked(self) -> bool:
-        """Whether the principal has lost the right to what it subscribed to."""
-        principal, topic = self.caller.principal, self.topic
-        if (self.live is not None or self.responder is not None) and not may(principal, Action.SUBSCRIBE, topic):
+    def is_revoked(self, hub: Hub) -> bool:
+        """Return whether the principal has lost the right to what it subscribed to."""
+        principal, topic, broker = self.caller.principal, self.topic, hub.broker
+        if self.responder is not None and not may(principal, Action.SUBSCRIBE, topic):
             return True
-        return self.member is not None and not may_topic(principal, Action.CONSUME, topic)
+        if self.live is not None and not broker.router.may_hear(principal, topic):
+            return True
+        return self.member is not None and not broker.may_topic(principal, Action.CONSUME, topic)
 
     @property
     def is_over(self) -> bool:
