@@ -167,6 +167,19 @@ def test_the_table_is_bounded_and_refuses_as_a_whole() -> None:
     assert len(bindings) == 2
 
 
+def test_the_bytes_of_the_table_are_bounded_for_all_and_for_each_principal() -> None:
+    bindings = BindTable(bytes_max=12)
+    bindings.bind("A", [UrlEntry("/äö", "A")], principal="alice")
+    with pytest.raises(MalformedMessageError, match="urls of 7 bytes bound by 'bob', limit 6"):
+        bindings.bind("B", [UrlEntry("/b", "B"), UrlEntry("/€", "B"), UrlEntry("/", "B")], principal="bob")
+    bindings.bind("B", [UrlEntry("/bbbbbb", "B")])
+    with pytest.raises(MalformedMessageError, match="urls of 13 bytes bound, limit 12"):
+        bindings.bind("C", [UrlEntry("/", "C")])
+    assert [bindings.find(url) for url in ("/äö", "/bbbbbb", "/c")] == ["A", "B", None]
+    bindings.bind("B", [UrlEntry("/bbb", "B")])
+    bindings.bind("C", [UrlEntry("/", "C")])
+
+
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_a_bind_brings_a_list_as_json_or_as_its_text(kind: Any) -> None:
     message = Message({"mq": "MyRpc"}, body=b'[{"url":"/example/plus","mq":"MyRpc"}]', body_kind=kind)

@@ -10,6 +10,7 @@ from babelbus.protocols.zbus import messages
 from babelbus.protocols.zbus.continuation import KeptBinding
 from babelbus.protocols.zbus.errors import MalformedMessageError, NotFoundError
 from babelbus.protocols.zbus.messages import HEADERS_MAX, Message, canonical_name
+from babelbus.units import MIB
 from babelbus.wire.http import parse_form
 
 NAME_LENGTH_MAX: Final = 249
@@ -25,6 +26,8 @@ class UrlEntry(msgspec.Struct, frozen=True):
 
 ENTRIES_MAX = 10_000
 """Most urls that are bound."""
+URLS_BYTES_MAX = 4 * MIB
+"""Most bytes of UTF-8 that the bound urls have together."""
 
 _decode_entries = msgspec.json.Decoder(list[UrlEntry]).decode
 
@@ -73,8 +76,9 @@ class Prefixes:
 class BindTable:
     """The bound url prefixes of a server. They survive their clients and belong to nobody; the last binding wins."""
 
-    def __init__(self, *, entries_max: int = ENTRIES_MAX) -> None:
+    def __init__(self, *, entries_max: int = ENTRIES_MAX, bytes_max: int = URLS_BYTES_MAX) -> None:
         self._entries_max = entries_max
+        self._bytes_max = bytes_max
         self._by_url: dict[str, str] = {}
         self._principals: dict[str, str] = {}
         """Url -> the principal that has bound it, while the gate is on."""
@@ -93,18 +97,26 @@ class BindTable:
         A `principal` may have half of the table; without one nobody is asked for rights.
 
         Raises:
-            MalformedMessageError: there would be more than `entries_max`; nothing has changed.
+            MalformedMessageError: there would be more than `entries_max` or `bytes_max`; nothing has changed.
         """
         table = {url: owner for url, owner in self._by_url.items() if not clear or owner != mq}
         table.update((entry.url, mq) for entry in entries)
-        if len(table) > self._entries_max:
-            raise MalformedMessageError(f"{len(table)} urls bound, limit {self._entries_max}")
+        self._check(table, "bound", 1)
         principals = {url: name for url, name in self._principals.items() if url in table}
         principals.update((entry.url, principal) for entry in entries)
-        count = sum(name == principal for name in principals.values()) if principal else 0
-        if count > self._entries_max // 2:
-            raise MalformedMessageError(f"{count} urls bound by {principal!r}, limit {self._entries_max // 2}")
+        if principal:
+            own = [url for url, name in principals.items() if name == principal]
+            self._check(own, f"bound by {principal!r}", 2)
         self._set(table, principals)
+
+    def _check(self, urls: Collection[str], how: str, share: int) -> None:
+        """Check that urls are no more than one share of the table. Raises: MalformedMessageError."""
+        entries_max, bytes_max = self._entries_max // share, self._bytes_max // share
+        if len(urls) > entries_max:
+            raise MalformedMessageError(f"{len(urls)} urls {how}, limit {entries_max}")
+        size_bytes = sum(len(url.encode("utf-8", "surrogatepass")) for url in urls)
+        if size_bytes > bytes_max:
+            raise MalformedMessageError(f"urls of {size_bytes} bytes {how}, limit {bytes_max}")
 
     def _set(self, table: dict[str, str], principals: dict[str, str]) -> None:
         self._by_url = table
