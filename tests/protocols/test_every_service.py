@@ -27,7 +27,7 @@ from babelbus.protocols.connection import Connection
 from babelbus.protocols.eventmesh.frames import FRAME_BYTES_MAX
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.service import EventmeshService
-from babelbus.protocols.eventmesh.webhooks import WEBHOOK_CHARS_MAX
+from babelbus.protocols.eventmesh.webhooks import WEBHOOK_BYTES_MAX
 from babelbus.protocols.registry import SERVICES
 from babelbus.protocols.sbus.messages import PACKET_BYTES_MAX
 from babelbus.wire.websocket import Close, Decoder, Message, encode_texts
@@ -392,8 +392,8 @@ async def fill(live: LiveServer) -> None:
     mesh = live.server.services["eventmesh"]
     assert isinstance(mesh, EventmeshService)
     item = SubscriptionItem("small", "BROADCASTING")
-    for start in range(0, len(LARGE), WEBHOOK_CHARS_MAX // 2):  # one answer describes them all
-        path = f"{start}{LARGE[: WEBHOOK_CHARS_MAX // 2].decode()}"
+    for start in range(0, len(LARGE), WEBHOOK_BYTES_MAX // 2):  # one answer describes them all
+        path = f"{start}{LARGE[: WEBHOOK_BYTES_MAX // 2].decode()}"
         await mesh.webhooks.subscribe("group", [item], f"http://127.0.0.1:1/{path}")
 
 

@@ -496,6 +496,26 @@ def test_webhooks_of_a_principal_have_a_limit(tmp_path: Path) -> None:
         assert subscribe_url(web, other, "b", "g")["retCode"] == 0
 
 
+def test_the_bytes_of_the_webhooks_of_a_principal_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path, webhook_consent=False) as (live, web):
+
+        def code(topic: str, idc: str) -> object:
+            fields = {"topic": json.dumps([{"topic": topic}]), "url": "http://127.0.0.1:1/", "consumerGroup": "g"}
+            return ask(web, "206", {**fields, "idc": idc})["retCode"]
+
+        assert code("a", "ä" * 10) == 0
+        (entry,) = live.call(live.server.services["eventmesh"].webhooks.entries)  # type: ignore[attr-defined]
+        assert entry.size_bytes == len(f"ga{entry.url}{entry.idc}{entry.pid}") + 10
+        monkeypatch.setattr("babelbus.protocols.eventmesh.webhooks.WEBHOOKS_BYTES_MAX", 2 * entry.size_bytes)
+        assert code("b", "ä" * 10 + "x") == 19
+        assert not live.server.broker.has_topic("b")
+        assert code("b", "ä" * 10) == 0
+        assert code("a", "ä" * 10 + "x") == 19  # it would replace the first one
+        assert code("a", "ä" * 9 + "x") == 0
+        assert ask(web, "207", {"topic": '["b"]', "url": entry.url, "consumerGroup": "g"})["retCode"] == 0
+        assert code("c", "ä" * 10 + "x") == 0
+
+
 def test_a_heartbeat_makes_no_topics_of_webhooks_over_the_limit(tmp_path: Path) -> None:
     with serving(tmp_path, webhook_consent=False, subscriptions_max=3) as (live, web):
 
@@ -524,10 +544,11 @@ def test_a_webhook_that_a_quota_refuses_is_not_kept(tmp_path: Path) -> None:
         assert entries(live) == [("a", url)]
 
 
-@pytest.mark.parametrize("field", ["url", "idc", "pid"])
-def test_a_webhook_of_many_bytes_is_refused(live: LiveServer, web: HttpClient, field: str) -> None:
-    more = {"url": "http://127.0.0.1:1/" + "1" * 8192} if field == "url" else {field: "1" * 8192}
-    fields = {"topic": '["wide"]', "url": "http://127.0.0.1:1/", "consumerGroup": "g", **more}
+@pytest.mark.parametrize(
+    ("field", "text"), [("url", "http://127.0.0.1:1/" + "1" * 8192), ("idc", "ä" * 4096), ("pid", "1" * 8192)]
+)
+def test_a_webhook_of_many_bytes_is_refused(live: LiveServer, web: HttpClient, field: str, text: str) -> None:
+    fields = {"topic": '["wide"]', "url": "http://127.0.0.1:1/", "consumerGroup": "g", field: text}
     form = urlencode(fields).encode()
     answer = json.loads(web.ask("POST", "/", form, code="206").body)
     assert answer["retCode"] == 7

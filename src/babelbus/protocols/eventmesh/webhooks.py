@@ -40,6 +40,7 @@ from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import encode_content
 from babelbus.records.record import Headers
 from babelbus.storage.notes import Note
+from babelbus.units import MIB
 from babelbus.wire.http import Response
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,10 @@ PUSH_BYTES = 1024
 """Memory of a push beside its form."""
 EXPIRE_SECONDS = 90.0
 """A webhook whose client has sent heartbeats and stopped is forgotten after this."""
-WEBHOOK_CHARS_MAX = 8192
-"""The URL, `idc` and `pid` of a webhook have at most so many characters: pushes and the note repeat them."""
+WEBHOOK_BYTES_MAX = 8192
+"""Most bytes of UTF-8 of the URL, `idc` and `pid` of a webhook: pushes and the note repeat them."""
+WEBHOOKS_BYTES_MAX = 4 * MIB
+"""Most bytes of UTF-8 of all texts of the webhooks of one principal: each change writes the note of all of them."""
 TAKEN = (200, 201, 202, 204)
 NOT_RETRIED = (410, 415)
 RETCODE_RETRY = (2, 5)
@@ -89,6 +92,15 @@ class Entry(msgspec.Struct, frozen=True):
     def owner(self) -> str:
         """Name of the principal, empty for a webhook without a principal."""
         return "" if isinstance(self.principal, UnsetType) else self.principal
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the texts that clients choose."""
+        return sum(map(_size, (self.group, self.topic, self.url, self.idc, self.pid)))
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 class _Webhook:
@@ -341,6 +353,8 @@ class Webhooks:
         """By group, topic and principal."""
         self._counts: Counter[str] = Counter()
         """How many webhooks each principal has for topics."""
+        self._bytes: Counter[str] = Counter()
+        """Bytes of the texts of the webhooks of each principal."""
         self._principals = {""}
         """Principals that have, or had, webhooks."""
         self._heard: dict[tuple[str, str, str, str], float] = {}
@@ -378,9 +392,9 @@ class Webhooks:
             TargetRefusedError, InvalidTopicNameError, InvalidGroupNameError: the subscription names what cannot be.
         """
         Origin(url)
-        size = len(url) + len(idc) + len(pid)
-        if size > WEBHOOK_CHARS_MAX:
-            raise TargetRefusedError(f"URL, idc and pid have {size} characters, {WEBHOOK_CHARS_MAX} is the limit")
+        size_bytes = sum(map(_size, (url, idc, pid)))
+        if size_bytes > WEBHOOK_BYTES_MAX:
+            raise TargetRefusedError(f"URL, idc and pid have {size_bytes} bytes, {WEBHOOK_BYTES_MAX} is the limit")
         check_group_name(group)
         topics = [item.topic if principal is None else principal.absolute(item.topic) for item in items]
         for topic in topics:
@@ -437,12 +451,14 @@ class Webhooks:
         Raises:
             BabelbusError: there is not.
         """
-        more = {entry.topic for entry in entries if self._entry(entry) is None}
-        if more:
-            self.check_room(entries[0].owner, len(more))
+        by_topic = {entry.topic: (entry, self._entry(entry)) for entry in entries}
+        count = sum(before is None for _, before in by_topic.values())
+        more = sum(entry.size_bytes - (before.size_bytes if before else 0) for entry, before in by_topic.values())
+        if entries:
+            self.check_room(entries[0].owner, count, more)
 
-    def check_room(self, owner: str, count: int) -> None:
-        """Check that a principal, by name as in an `Entry`, may have so many webhooks more.
+    def check_room(self, owner: str, count: int, size_bytes: int = 0) -> None:
+        """Check that a principal, by name as in an `Entry`, may have so many webhooks, and bytes of them, more.
 
         Raises:
             BabelbusError: it may not.
@@ -450,6 +466,11 @@ class Webhooks:
         limit = self.hub.settings.subscriptions_max
         if count and self._counts[owner] + count > limit:
             raise BabelbusError(f"{limit} webhooks for topics are the limit of a principal: end some first")
+        size_bytes += self._bytes[owner]
+        if size_bytes > WEBHOOKS_BYTES_MAX and size_bytes > self._bytes[owner]:
+            raise BabelbusError(
+                f"{size_bytes} bytes of webhooks of a principal, {WEBHOOKS_BYTES_MAX} is the limit: end some first"
+            )
 
     def unsubscribe(
         self, group: str, topics: Sequence[str], url: str, pid: str = "", principal: Identity | None = None
@@ -519,13 +540,16 @@ class Webhooks:
         if webhook is None:
             webhook = self._webhooks[key] = _Webhook(self, *key)
             self._principals.add(entry.owner)
-        self._counts[entry.owner] += entry.url not in webhook.entries
+        before = webhook.entries.get(entry.url)
+        self._counts[entry.owner] += before is None
+        self._bytes[entry.owner] += entry.size_bytes - (before.size_bytes if before else 0)
         webhook.entries[entry.url] = entry
         return webhook
 
     def _remove(self, webhook: _Webhook, url: str) -> None:
-        del webhook.entries[url]
-        self._counts[webhook.principal] -= 1
+        entry = webhook.entries.pop(url)
+        self._counts[entry.owner] -= 1
+        self._bytes[entry.owner] -= entry.size_bytes
         self._heard.pop((webhook.group, webhook.topic, webhook.principal, url), None)
         if webhook.entries:
             self._update(webhook)
