@@ -418,6 +418,21 @@ async def test_a_client_sees_and_writes_its_own_keys_without_a_right_and_nobody_
     assert talker.ask(delete(3, path))[0]["state"]["deleted"] == "me"
 
 
+@in_loop
+async def test_a_client_without_rights_has_a_bound_for_its_own_keys() -> None:
+    house = House(subscriptions_max=2, message_bytes_max=1024)
+    talker = Talker(house.hub)
+    path = f"$SYS/clients/{talker.id}/clientName"
+    keys, text = [f"{path}/{number}" for number in range(4)], "x" * 400
+    assert [talker.code(put(1, key, 1)) for key in keys[:3]] == [None, None, 255]
+    assert talker.code(cset(1, keys[2], 1, 0)) == 255
+    assert [talker.code(put(1, keys[0], text)), talker.code(put(1, keys[1], text + text))] == [None, 255]
+    assert [talker.code(delete(1, keys[0])), talker.code(put(1, keys[1], text + text))] == [None, None]
+    assert talker.code(put(1, keys[0], text)) == 255
+    assert talker.code(pdelete(1, f"{path}/#")) is None
+    assert [talker.code(cset(1, key, text, 0)) for key in keys[:3]] == [None, None, 255]
+
+
 NOT_ALL = [
     [(ANONYMOUS, "subscribe", "$SYS/#"), (ANONYMOUS, "subscribe", "p/#")],
     [(ANONYMOUS, "subscribe", "#"), (ANONYMOUS, "subscribe", "secret/#", "deny")],

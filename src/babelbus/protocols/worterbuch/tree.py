@@ -43,6 +43,10 @@ class TreeRequests:
         self._access = access
         self._answers = answers
         self._kept_max = hub.settings.subscriptions_max
+        self._own_bytes_max = hub.settings.message_bytes_max
+        self._own: dict[str, int] = {}
+        """The keys that the client has set below `$SYS`, where it needs no right, with the bytes of key and value."""
+        self._own_bytes = 0
         self.streams: dict[int, str] = {}
         """The key of each transaction id that the client has bound, for `spub`."""
 
@@ -81,11 +85,15 @@ class TreeRequests:
         """Set a key."""
         key = message.key
         state = self._need("write", key)
-        testament = self._read_part(key, message.value) if key.startswith(SYS) else None
+        is_own = key.startswith(SYS) and is_below_sys(key)
+        size_bytes = self._check_own_room(key, message.value) if is_own else 0
+        testament = self._read_part(key, message.value) if is_own else None
         try:
             state.set(key, message.value)
         except VersionedError as error:
             raise RefusedError(ErrorCode.CAS, str(error)) from None
+        if is_own:
+            self._note_own(key, size_bytes)
         self._keep(testament)
         return encode_ack(message.transaction_id)
 
@@ -93,13 +101,38 @@ class TreeRequests:
         """Set a key if it has the version that the client knows."""
         key = message.key
         state = self._need("write", key)
+        is_own = key.startswith(SYS) and is_below_sys(key)
+        size_bytes = self._check_own_room(key, message.value) if is_own else 0
         testament = self._read_part(key, message.value)
         try:
             state.compare_and_set(key, message.value, message.version)
         except VersionMismatchError as error:
             raise RefusedError(ErrorCode.CAS_VERSION_MISMATCH, str(error)) from None
+        if is_own:
+            self._note_own(key, size_bytes)
         self._keep(testament)
         return encode_ack(message.transaction_id)
+
+    def _check_own_room(self, key: str, value: bytes) -> int:
+        """Check that the client may set one of its own keys below `$SYS`; return the bytes of key and value.
+
+        Raises:
+            RefusedError: the client has too many of these keys, or too many bytes in them.
+        """
+        if key not in self._own and len(self._own) >= self._kept_max:
+            text = f"a client sets at most {self._kept_max:,} keys below its own in $SYS ({KEPT_SETTING})"
+            raise RefusedError(ErrorCode.OTHER, text)
+        size_bytes = len(key.encode()) + len(value)
+        if self._own_bytes - self._own.get(key, 0) + size_bytes > self._own_bytes_max:
+            text = f"a client has at most {self._own_bytes_max:,} bytes in its own keys of $SYS"
+            raise RefusedError(ErrorCode.OTHER, f"{text} (worterbuch.message_bytes_max)")
+        return size_bytes
+
+    def _note_own(self, key: str, size_bytes: int) -> None:
+        """Record that the client has set one of its own keys, or deleted it (0 bytes)."""
+        self._own_bytes += size_bytes - self._own.pop(key, 0)
+        if size_bytes:
+            self._own[key] = size_bytes
 
     def _need(self, privilege: Privilege, key: str) -> State | GuardedState:
         """Check that the client may change a key, as far as its token goes; return where it changes the key."""
@@ -124,6 +157,7 @@ class TreeRequests:
         """Delete a key, and return the value that it had."""
         key = message.key
         value = self._need("delete", key).delete(key)
+        self._note_own(key, 0)
         self._keep(self._read_part(key, None))
         return encode_state(message.transaction_id, value, self._translator.write_pair_key(key), deleted=True)
 
@@ -136,6 +170,7 @@ class TreeRequests:
         state = self._state if is_below_sys(text) else self._access.state  # there it is the client's own
         deleted = state.delete_matching(pattern)
         for key, _ in deleted if is_below_sys(text) else ():
+            self._note_own(key, 0)
             self._keep(self._read_part(key, None))
         pairs = () if message.quiet else translator.write_pairs(deleted)
         return encode_pstate(message.transaction_id, translator.write_pattern(text), pairs, deleted=True)
