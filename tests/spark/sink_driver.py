@@ -28,6 +28,8 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": SHORT_LIVED,
+    # 15 s by default: a worker that is late would be one more failure of a task than the test has counted.
+    "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.streaming.checkpointFileManagerClass": FAST_CHECKPOINTS,
 }
 
