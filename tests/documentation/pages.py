@@ -36,7 +36,7 @@ SERVE = re.compile(r"^(?:babelbus|make) serve\b")
 LEFT_OUT = re.compile(r"^(?:mvn |npm install|pip install|python3? -m venv|\. \S*activate|make |git clone|cd )")
 SERVERS = ("serve", "sbusd", "repair", "check")
 """Commands that run a server, or work on the data folder of one."""
-WAIT_SECONDS = SAFETY_NET_SECONDS / 3
+WAIT_SECONDS = SAFETY_NET_SECONDS
 PORTS = {
     "5320": "jebp",
     "8080": "worterbuch",
