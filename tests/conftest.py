@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from babelbus.web import server as web_server
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.nats import NatsMissingError, NatsServer, nats_server
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
@@ -28,6 +30,12 @@ settings.load_profile("steady")
 def pytest_unconfigure() -> None:
     """Let no thread that a failed test left behind keep the run for ever: it is shown, and the run ends as failed."""
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def busy_disk() -> None:
+    """Let a flush take its time: that of a disk that others use too is no matter for the health of a server here."""
+    web_server.SLOW_FLUSH_SECONDS = SAFETY_NET_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.bus import SAFETY_NET_SECONDS
 
 COMMAND = [sys.executable, "-c", "from babelbus.cli import main; main()"]
+SERVER = [COMMAND[0], "-c", f"from babelbus.web import server; server.SLOW_FLUSH_SECONDS = 3_600.0; {COMMAND[2]}"]
+"""A server whose health does not depend on what others do with its disk."""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BABELBUS_")}
 ENVIRONMENT["XDG_CONFIG_HOME"] = "/nonexistent"
 """Without the contexts of the developer; tests that make contexts give a folder of their own."""
@@ -32,9 +35,9 @@ class Shell:
             for stream in filter(None, (process.stdout, process.stderr, process.stdin)):
                 stream.close()
 
-    def start(self, *args: str, **options: Any) -> "subprocess.Popen[str]":
+    def start(self, *args: str, command: Sequence[str] = COMMAND, **options: Any) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [*COMMAND, *args],
+            [*command, *args],
             cwd=self.folder,
             env=ENVIRONMENT,
             text=True,
@@ -71,7 +74,8 @@ class Served(Shell):
 
     def __init__(self, folder: Path, *options: str) -> None:
         super().__init__(folder)
-        self.process = self.start("serve", "--server-any-port", "--json", "--log-level", "error", *options)
+        given = ("--server-any-port", "--json", "--log-level", "error", *options)
+        self.process = self.start("serve", *given, command=SERVER)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]

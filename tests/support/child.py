@@ -17,6 +17,7 @@ import msgspec
 from babelbus.config import Config
 from babelbus.protocols.jebp.identity import Identity
 from babelbus.server.process import Running, run
+from babelbus.web import server as web_server
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.jebp import Caller
 
@@ -127,4 +128,5 @@ if __name__ == "__main__":
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    web_server.SLOW_FLUSH_SECONDS = SAFETY_NET_SECONDS  # others use the disk, too
     run(msgspec.json.decode(sys.argv[1], type=Config), _ready)

@@ -1,5 +1,6 @@
 """A program in a pseudo-terminal, as a person sees it who types."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -14,7 +15,10 @@ from pathlib import Path
 
 from tests.support.bus import SAFETY_NET_SECONDS
 
-CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[=>()][0-9A-B]?|[\x07\x08\r]")
+CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[=>()][0-9A-B]?|[\x07\x08\r]"
+    r"|\x1b(?:\[[0-?]*[ -/]*|\][^\x07]*)?\Z"  # the rest of it is still to come
+)
 TYPE_AGAIN_SECONDS = 1.5
 
 
@@ -25,6 +29,7 @@ class Terminal:
         self, command: Sequence[str], folder: Path, environment: Mapping[str, str], *, columns: int = 80, rows: int = 30
     ) -> None:
         self.raw = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         self._pid, self._file = pty.fork()
         if self._pid == 0:
             os.chdir(folder)
@@ -56,7 +61,7 @@ class Terminal:
             data = os.read(self._file, 65_536)
         except OSError:  # EIO: the program has closed the terminal
             return False
-        self.raw += data.decode(errors="replace")
+        self.raw += self._decoder.decode(data)
         return bool(data)
 
     def expect(self, words: str, *, again: str = "") -> None:
