@@ -34,7 +34,7 @@ class World:
         self.server = server
         self.stack = stack
         self.token = (server.folder / "conf" / "admin_token").read_text(encoding="ascii").strip()
-        self.client = stack.enter_context(server.blocking_client())
+        self.client = stack.enter_context(server.blocking_client(request_timeout_seconds=SAFETY_NET_SECONDS))
         self._cookie: Cookie | None = None
 
     @property
