@@ -12,7 +12,7 @@ import pytest
 from babelbus.clients.worterbuch.blocking import BlockingClient
 from babelbus.clients.worterbuch.client import Client, connect
 from babelbus.clients.worterbuch.errors import ConnectionLostError, RequestTimeoutError
-from tests.support.bus import SAFETY_NET_SECONDS, in_loop
+from tests.support.bus import SAFETY_NET_SECONDS, in_loop, turns
 from tests.support.worterbuch import ack, until
 
 WELCOME = {"welcome": {"info": {"version": "1.4.0", "protocolVersion": "0.11"}, "clientId": "c1"}}
@@ -100,10 +100,15 @@ CALLS: dict[str, Callable[[Client], Awaitable[object]]] = {
 def test_a_request_without_an_answer_ends_in_time(name: str) -> None:
     @in_loop
     async def talk() -> None:
-        async with listening() as (_, url):
-            client = await connect(url, request_timeout_seconds=0.02)
-            with pytest.raises(RequestTimeoutError, match=rf"^{name}: no answer within 0.02 s; it may be done or not$"):
-                await CALLS[name](client)
+        time = Watch()
+        async with listening() as (peer, url):
+            client = await connect(url, request_timeout_seconds=SECONDS)
+            asked = asyncio.ensure_future(CALLS[name](client))
+            await until(lambda: peer.seen)
+            await time.skip(SECONDS)
+            text = rf"^{name}: no answer within {SECONDS:g} s; it may be done or not$"
+            with pytest.raises(RequestTimeoutError, match=text):
+                await asked
             await client.close()
 
     talk()
@@ -112,16 +117,23 @@ def test_a_request_without_an_answer_ends_in_time(name: str) -> None:
 def test_sent_values_without_answers_end_in_time() -> None:
     @in_loop
     async def talk() -> None:
+        time = Watch()
         async with listening() as (_, url):
-            client = await connect(url, request_timeout_seconds=0.02)
+            client = await connect(url, request_timeout_seconds=SECONDS)
             await client.send("k", 1)
+            flushed = asyncio.create_task(client.flush())
+            await turns()
+            await time.skip(SECONDS)
             with pytest.raises(RequestTimeoutError, match="flush"):
-                await client.flush()
+                await flushed
             await client.close()
         async with listening() as (_, url):
-            client = await connect(url, request_timeout_seconds=0.02)
+            client = await connect(url, request_timeout_seconds=SECONDS)
+            sent = asyncio.create_task(client.send("k", 1, in_flight_max=1))
+            await turns()
+            await time.skip(SECONDS)
             with pytest.raises(RequestTimeoutError, match="send"):
-                await client.send("k", 1, in_flight_max=1)
+                await sent
             await client.close()
 
     talk()
@@ -133,7 +145,7 @@ def test_a_thread_that_asks_a_silent_server_gets_the_same_error() -> None:
         async with listening() as (_, url):
 
             def ask() -> None:
-                client = BlockingClient(url, request_timeout_seconds=0.02)
+                client = BlockingClient(url, request_timeout_seconds=2.0)  # so that it asks before it looks for silence
                 with pytest.raises(RequestTimeoutError):
                     client.get("k")
                 client.close()
@@ -220,9 +232,13 @@ def test_a_lock_that_is_given_up_is_not_kept() -> None:
             assert await client_is_heard(client, peer) == ["releaseLock"]
             await client.close()
         async with listening() as (peer, url):
-            client = await connect(url, request_timeout_seconds=0.02)
+            time = Watch()
+            client = await connect(url, request_timeout_seconds=SECONDS)
+            locked = asyncio.create_task(client.lock("l"))
+            await until(lambda: peer.seen)
+            await time.skip(SECONDS)
             with pytest.raises(RequestTimeoutError):
-                await client.lock("l")
+                await locked
             assert await client_is_heard(client, peer) == ["lock", "releaseLock"]
             await client.close()
 
