@@ -8,8 +8,8 @@ import errno
 import socket
 import threading
 
-PORTS = range(10_000, 32_000)
-"""Below those that Linux and others give to connections."""
+PORTS = range(20_000, 32_000)
+"""Below those that Linux and others give to connections, and above those that our protocols have by default."""
 BLOCK_PORTS = 100
 
 _lock = threading.Lock()
