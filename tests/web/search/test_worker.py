@@ -116,7 +116,7 @@ def test_without_any_right_one_thread_is_idle_and_one_is_nice() -> None:
         "print(policies == [os.SCHED_IDLE, os.SCHED_OTHER], os.nice(0))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "10"]
+    assert done.stdout.split() == ["True", str(min(os.nice(0) + 10, 19))]  # the tests may be nice themselves
 
 
 def test_a_search_works_where_no_priority_may_be_changed() -> None:
