@@ -1,13 +1,16 @@
+import errno
 import json
 import os
 import socket
 from pathlib import Path
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from babelbus.cli import program
 from babelbus.config import Config, describe
+from babelbus.server import process
 from tests.cli.shell import Served, Shell
 
 
@@ -37,6 +40,46 @@ def test_a_taken_port_is_told_with_the_flags_that_choose_another(shell: Shell) -
         told = shell.run("serve", "--jebp-port", str(taken.getsockname()[1]), "--server-any-port", code=1)
     assert "babelbus: cannot listen" in told
     assert "choose another port with --jebp-port (0: any), another address with --jebp-host" in told
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "told"),
+    [
+        (errno.EACCES, "bus/lock", "bus/lock: Permission denied; let this user write there, or choose another folder"),
+        (errno.EROFS, "bus", "bus: Read-only file system; let this user write there, or choose another folder"),
+        (errno.EPERM, "", "Operation not permitted; let this user write there, or choose another folder"),
+        (errno.ENOSPC, None, "bus: No space left on device; make room there, or choose another folder"),
+        (errno.EDQUOT, "bus/topics", "bus/topics: Disk quota exceeded; make room there, or choose another folder"),
+        (errno.ENOTDIR, "bus", "bus: Not a directory; choose a folder that can be made with --data-folder"),
+        (errno.ENOLCK, "bus/lock", "bus/lock: No locks available; the file system has no locks; choose a folder"),
+        (
+            errno.EADDRNOTAVAIL,
+            None,
+            "cannot listen: Cannot assign requested address; choose an address of this machine",
+        ),
+    ],
+)
+def test_a_start_that_the_machine_refuses_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, file: str | None, told: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number), None if file is None else str(tmp_path / file))
+
+    monkeypatch.setattr(process, "run", fail)
+    result = CliRunner().invoke(program, ["serve", "--data-folder", str(tmp_path / "bus")])
+    assert (result.exit_code, told in result.output) == (1, True), result.output
+
+
+def test_a_host_without_an_address_is_told_with_the_flags_that_choose_another(shell: Shell) -> None:
+    told = shell.run("serve", "--server-any-port", "--server-insecure", "--zbus-host", "no.such.host.invalid", code=1)
+    assert "babelbus: cannot listen: " in told
+    assert "choose an address of this machine with the flags that end in -host" in told
+
+
+def test_a_data_folder_below_a_file_is_told_with_the_flag_that_chooses_another(shell: Shell) -> None:
+    (shell.folder / "file").touch()
+    told = shell.run("serve", "--server-any-port", "--data-folder", "file/data", code=1)
+    assert f"babelbus: {shell.folder}/file/data: Not a directory; choose a folder that can be made" in told
 
 
 def test_a_killed_server_is_not_taken_for_a_running_one(tmp_path: Path) -> None:

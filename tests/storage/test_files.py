@@ -1,6 +1,7 @@
 """The file layer on real files; what only a second process or a limit of the system can show runs in a subprocess."""
 
 import errno
+import fcntl
 import itertools
 import os
 import subprocess
@@ -144,6 +145,19 @@ def test_a_file_that_cannot_be_replaced_stays_and_takes_no_room(tmp_path: Path) 
     with pytest.raises(OSError, match="directory"):
         LocalFiles().replace_file(f"{tmp_path}/x", b"new")
     assert (tmp_path / "x").is_dir()
+
+
+def test_a_file_system_without_locks_is_not_told_as_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    path = str(tmp_path / "lock")
+    with pytest.raises(OSError, match="No locks available") as failure:
+        LocalFiles().lock(path)
+    assert failure.value.filename == path
 
 
 def test_a_lock_keeps_out_a_second_process_and_names_the_first(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +117,38 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
     try:
         run(settings, ready)
     except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
-            raise CommandError(f"cannot listen: {error.strerror}; {_advice(settings, str(error))}") from error
-        raise
+        text = _explain(settings, folder, error)
+        if text is None:
+            raise
+        raise CommandError(text) from error
     finally:
         for path in noted:
             if os.path.exists(path):
                 os.unlink(path)
+
+
+NO_SUCH_ADDRESS = "choose an address of this machine with the flags that end in -host"
+NO_RIGHT = "let this user write there, or choose another folder with --data-folder"
+FOLDER_ADVICE = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), NO_RIGHT),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, or choose another folder with --data-folder"),
+    **dict.fromkeys((errno.ENOTDIR, errno.ENOENT), "choose a folder that can be made with --data-folder"),
+    errno.ENOLCK: "the file system has no locks; choose a folder of another one with --data-folder",
+}
+
+
+def _explain(settings: Config, folder: str, error: OSError) -> str | None:
+    """Return why a start failed and what to do; `None` if the error is about neither an address nor the data folder."""
+    if isinstance(error, socket.gaierror):
+        return f"cannot listen: {error.strerror}; {NO_SUCH_ADDRESS}"
+    if error.filename is None and error.errno == errno.EADDRNOTAVAIL:
+        return f"cannot listen: {error.strerror}; {NO_SUCH_ADDRESS}"
+    if error.filename is None and error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return f"cannot listen: {error.strerror}; {_advice(settings, str(error))}"
+    path = folder if error.filename is None else os.path.abspath(os.fsdecode(error.filename))
+    is_ours = path == folder or path.startswith(f"{folder}/") or folder.startswith(f"{path}/")
+    advice = FOLDER_ADVICE.get(error.errno or 0)
+    return f"{path}: {error.strerror}; {advice}" if is_ours and advice is not None else None
 
 
 def _advice(settings: Config, problem: str) -> str:

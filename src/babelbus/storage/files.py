@@ -255,11 +255,14 @@ class LocalFiles:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise OSError(error.errno, error.strerror, path) from None
             raise FolderLockedError(
-                f"{os.path.dirname(path)} is in use by process {owner or 'unknown'}; one process owns a data folder"
+                f"{os.path.dirname(path)} is in use by process {owner or 'unknown'}; one process owns a data folder:"
+                " stop that process, or name another folder"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
