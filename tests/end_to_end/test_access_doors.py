@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,99 @@ ROUTES: Sequence[tuple[str, str, object]] = (
     ("PUT", "/api/principals/guest/credentials", {"kind": "token"}),
     ("GET", "/api/audit", None),
     ("GET", "/metrics", None),
+    ("GET", "/api/topics/secret/records", None),
+    ("GET", "/api/topics/secret/records/0/0", None),
+    ("GET", "/api/topics/secret/records/0/0/payload", None),
+    ("GET", "/api/topics/secret/follow", None),
+    ("GET", "/api/topics/secret/export", None),
+    ("GET", "/api/topics/secret/search?filter=offset%3E0", None),
+    ("POST", "/api/topics/secret/records", {"payload": "x"}),
+    ("POST", "/api/topics/secret/copy", {"to": "mine", "partition": 0, "from": 0}),
+    ("POST", "/api/state/values", {"values": [{"key": "secret/a", "value": 1}]}),
+    ("DELETE", "/api/state/values?pattern=secret/%23", None),
+    ("GET", "/api/state/search?pattern=secret/%23", None),
+    ("GET", "/api/state/entry?key=secret/a", None),
+    ("GET", "/api/state/differences?pattern=secret/%23&from_offset=0", None),
+    ("GET", "/api/dead-letters/there", None),
+    ("GET", "/api/dead-letters/there/0", None),
+    ("POST", "/api/dead-letters/there/replay", {}),
+    ("POST", "/api/dead-letters/there/purge", {"all": True}),
+    ("GET", "/api/clients", None),
+    ("POST", "/api/clients", {"name": "eve", "fingerprint": "e" * 64}),
+    ("PATCH", f"/api/clients/{'e' * 64}", {"admin": True}),
+    ("DELETE", f"/api/clients/{'e' * 64}", None),
+    ("GET", "/api/status", None),
+    ("GET", "/api/history", None),
+    ("GET", "/api/connections", None),
+    ("DELETE", "/api/connections/jebp-1", None),
+    ("GET", "/api/cluster", None),
+    ("POST", "/api/cluster/move", {}),
 )
+OWN_ROUTES: Sequence[tuple[str, str, object]] = (
+    ("GET", "/api/server", None),
+    ("GET", "/api/topics", None),
+    ("GET", "/api/groups", None),
+    ("GET", "/api/dead-letters", None),
+    ("GET", "/api/pipelines", None),
+    ("GET", "/api/changes", None),
+    ("GET", "/api/state/tree", None),
+    ("GET", "/api/state/nodes?parent=secret", None),
+    ("GET", "/api/state/ends", None),
+    ("GET", "/api/state/locks", None),
+    ("GET", "/api/state/wills", None),
+    ("POST", "/api/console/may", {"questions": []}),
+    ("POST", "/api/console/links", None),
+    ("POST", "/api/responders/ID/reply", {"number": 1}),
+    ("POST", "/api/consumers/ID/ack", {"numbers": [1]}),
+    ("POST", "/api/consumers/ID/nack", {"numbers": [1]}),
+    ("POST", "/api/consumers/ID/leave", {}),
+)
+"""Requests that everybody may send who proves who it is: an answer has nothing of others."""
+
+
+def test_the_tables_of_routes_have_every_route(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        asked = {(method, path.partition("?")[0]) for method, path, _ in (*ROUTES, *OWN_ROUTES)}
+
+        def is_asked(method: str, pattern: str) -> bool:
+            form = re.compile(re.sub(r"\{\w+\}", "[^/]+", pattern))
+            return any(method == other and form.fullmatch(path) for other, path in asked)
+
+        api = await server.administration.load_api()
+        assert [route[:2] for route in api.direct.routes if not is_asked(*route[:2])] == []
+
+    with_server(test, tmp_path)
+
+
+def test_no_route_answers_a_client_that_proves_nothing(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        async with api(server) as nobody:
+            for method, path, body in (*ROUTES, *OWN_ROUTES, ("GET", "/api/console/session", None)):
+                status, answer = await nobody(method, path, body)
+                assert (status, answer["code"]) == (401, "unauthorized"), (method, path)
+
+    with_server(test, tmp_path)
+
+
+def test_who_may_read_changes_nothing_and_sees_nothing_of_others(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        token = make_token(0)
+        rows = [Row("reader", action, "secret/#") for action in ("read", "subscribe")]
+        await put(server, Principal("reader", (), (token.credential,)), *rows)
+        async with api(server, read_token(server.folder)) as boss, api(server, token.secret) as reader:
+            for topic in ("secret", "hidden"):
+                assert (await boss("POST", "/api/topics", {"name": topic}))[0] == 201
+                assert (await boss("POST", "/api/groups", {"topic": topic, "name": "there"}))[0] == 201
+                assert (await boss("PUT", f"/api/state/value?key={topic}/a", 1))[0] == 200
+            for method, path, body in ROUTES:
+                if method != "GET":
+                    status, answer = await reader(method, path, body)
+                    assert (status, answer["code"]) == (403, "refused"), (method, path)
+            for method, path, body in OWN_ROUTES:
+                assert "hidden" not in str((await reader(method, path, body))[1]), path
+            assert (await boss("GET", "/api/state/value?key=secret/a"))[1]["value"] == 1
+
+    with_server(test, tmp_path)
 
 
 def test_every_route_asks_for_the_right_that_it_needs(tmp_path: Path) -> None:
