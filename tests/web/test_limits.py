@@ -11,6 +11,8 @@ import pytest
 
 import babelbus
 from babelbus.config import AdminSettings, ServerSettings, TlsSettings
+from babelbus.core.access import SERVER, Principal
+from babelbus.identities.tokens import make_token
 from babelbus.limited_log import LINES_MAX, LimitedLog
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Door
@@ -21,6 +23,7 @@ from tests.support.bus import NOW, SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
 from tests.support.server import LiveServer, configure
+from tests.web.test_state import Api
 
 LONG_SECONDS = 30.0
 """Longer than a first request takes, and shorter than a connection may be idle between two."""
@@ -185,6 +188,28 @@ def test_half_of_a_log_in_is_not_waited_for_longer_than_a_first_request(tmp_path
     with serve(tmp_path, handshake_seconds=3.0) as live, dial(live) as client:
         client.sendall(HALF_OF_A_LOGIN)
         assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_half_of_a_long_body_takes_room_from_its_principal_alone(tmp_path: Path) -> None:
+    token = make_token(0)
+    half = (
+        b"POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n"
+        b"Authorization: Bearer %s\r\n\r\n" % token.secret.encode()
+    ) + b" " * 400_000
+    config = configure(tmp_path, admin=True, server=ServerSettings(unfinished_bytes_max=2**20))
+    with LiveServer(config) as live, dial(live) as third:
+        live.run(lambda: live.server.gate.put([Principal("guest", (), (token.credential,))], SERVER))
+        assert is_served(live, third)  # loads the endpoint
+        endpoint = live.server.administration.endpoint
+        assert endpoint is not None
+        with dial(live) as first, dial(live) as second:
+            first.sendall(half)
+            live.until(lambda: endpoint._room.taken == 400_000)
+            second.sendall(half)
+            assert second.recv(65536).startswith(b"HTTP/1.1 503 ")
+            status, _ = Api(live)("POST", "/api/send", b'{"subject":"a","payload":"%s"}' % (b"x" * 2**21))
+            assert status == 200
+        live.until(lambda: endpoint._room.taken == 0)
 
 
 def test_bytes_that_are_no_http_cost_a_line_of_the_log_each_and_a_few_a_minute(

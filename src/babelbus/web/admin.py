@@ -34,6 +34,7 @@ from babelbus.web.http_protocol import HttpProtocol, name_server
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
+from babelbus.web.slots import Room
 from babelbus.wire.browsers import SAFE_METHODS, BrowserGuard
 from babelbus.wire.http import IDLE_SECONDS
 
@@ -79,6 +80,7 @@ class AdminServer:
             door=door,
         )
         self._callers.on_entered = self._limits.prove
+        self._room = Room(server.config.server.unfinished_bytes_max)
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
         self._listeners: list[asyncio.Server] = []
@@ -174,9 +176,12 @@ class AdminServer:
     def _identified(self, handler: Handler) -> HttpHandler:
         async def handle(request: web.Request) -> web.StreamResponse:
             await self._callers.enter(request)
+            principal, room = principal_of(request), self._room
+            call = HttpCall(request, principal, partial(room.take, principal))
             try:
-                answer = await handler(HttpCall(request, principal_of(request)))
+                answer = await handler(call)
             finally:
+                room.give_back(principal, call.size_bytes)
                 self._callers.leave(request)
             assert isinstance(answer, web.StreamResponse)
             is_long = isinstance(answer, web.Response) and (answer.content_length or 0) >= PACKED_BYTES_MIN

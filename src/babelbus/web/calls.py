@@ -66,12 +66,17 @@ Route = tuple[str, str, Handler]
 
 
 class HttpCall:
-    """A request that came over HTTP."""
+    """A request that came over HTTP; `take_room` is called for each part of its body, and may refuse it."""
 
-    def __init__(self, request: web.Request, principal: Identity) -> None:
+    def __init__(
+        self, request: web.Request, principal: Identity, take_room: Callable[[int], None] = lambda size: None
+    ) -> None:
         self.principal = principal
         self.address = request.remote or "local"
+        self.size_bytes = 0
+        """Bytes of the body that room was taken for."""
         self._request = request
+        self._take_room = take_room
 
     @property
     def path_values(self) -> Mapping[str, str]:
@@ -89,6 +94,8 @@ class HttpCall:
             raise web.HTTPBadRequest(text="a body with content-encoding is not read: send it as it is")
         content = bytearray()
         async for chunk in self._request.content.iter_any():
+            self._take_room(len(chunk))
+            self.size_bytes += len(chunk)
             content += chunk
             if len(content) > bytes_max:
                 raise web.HTTPRequestEntityTooLarge(bytes_max, len(content))

@@ -1,4 +1,4 @@
-"""Slots for answers that take long: bounded in all, and for each principal."""
+"""Slots for answers that take long, and room for bodies: bounded in all, and for each principal."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -55,3 +55,39 @@ class Slots:
             self._taken[name] -= 1
             if not self._taken[name]:
                 del self._taken[name]
+
+
+class Room:
+    """Bytes of bodies whose requests are under way; one principal may hold half, the administrator what it likes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._own = most // 2
+        self._taken: Counter[str] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """The bytes that are taken."""
+        return self._taken.total()
+
+    def take(self, principal: Identity, size: int) -> None:
+        """Keep room for some more bytes of a principal, until they are given back.
+
+        Raises:
+            web.HTTPServiceUnavailable: there is no room, or the principal holds its half.
+        """
+        name = principal.name
+        if principal.rights is not None:
+            if self.taken + size > self._most:
+                raise web.HTTPServiceUnavailable(text=f"requests of {self._most} bytes are under way, the limit")
+            if self._taken[name] + size > self._own:
+                text = f"requests of {name!r} with {self._own} bytes are under way, its limit"
+                raise web.HTTPServiceUnavailable(text=text)
+        self._taken[name] += size
+
+    def give_back(self, principal: Identity, size: int) -> None:
+        """Release the room of some bytes: their request is answered."""
+        name = principal.name
+        self._taken[name] -= size
+        if not self._taken[name]:
+            del self._taken[name]
