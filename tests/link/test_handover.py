@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from babelbus.config import TlsSettings
-from babelbus.link import peer
+from babelbus.link import core, peer
 from babelbus.link.client import Client
 from babelbus.link.edge import Edge
 from babelbus.link.frames import PING, encode
@@ -292,3 +292,18 @@ def test_a_member_that_hangs_holds_the_end_of_its_core_for_a_moment_only(monkeyp
             assert both.edge.is_connected
 
     asyncio.run(test())
+
+
+def test_the_end_of_a_core_does_not_wait_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((peer, "CLOSE_SECONDS"), (peer, "PING_SECONDS"), (core, "HELLO_SECONDS")):
+        monkeypatch.setattr(module, name, SAFETY_NET_SECONDS)
+
+    async def test() -> None:
+        async with cluster() as both:
+            end = both.second.core
+            host, _, port = end.address.rpartition(":")
+            with socket.create_connection((host, int(port))):
+                await until(lambda: end._all)
+                await end.close()
+
+    asyncio.run(asyncio.wait_for(test(), SAFETY_NET_SECONDS / 2))

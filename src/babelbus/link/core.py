@@ -117,6 +117,11 @@ class CoreLink(Peer):
         return len(self.transports)
 
     @property
+    def is_known(self) -> bool:
+        """Whether the edge has said its hello: nobody waits for the end of a stranger."""
+        return bool(self.name)
+
+    @property
     def is_local(self) -> bool:
         """Whether the edge is on this machine: an edge process, or that of this member."""
         return self._local_name is not None

@@ -209,6 +209,11 @@ class Peer(asyncio.Protocol):
             return
         self.send(PING)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the other end has said who it is."""
+        return True
+
     def end(self, reason: str) -> None:
         """Close the link at once."""
         self.end_reason = self.end_reason or reason
@@ -226,7 +231,7 @@ class Peer(asyncio.Protocol):
             return
         self._flush()
         self.is_closing = True
-        if self.transport.can_write_eof():
+        if self.is_known and self.transport.can_write_eof():
             self.transport.write_eof()
         else:  # TLS closes one way first, too
             self.transport.close()
