@@ -17,6 +17,7 @@ from babelbus.config import ServerSettings, WorterbuchSettings
 from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
+from babelbus.core.subject import exactly
 from babelbus.link.frames import Secured
 from babelbus.link.transport import Absence, LinkedTls, LinkedTransport
 from babelbus.protocols.connection import Connection
@@ -223,6 +224,25 @@ def test_nothing_is_taken_over_the_administration_once_sessions_have_left(tmp_pa
             finally:
                 files.allowed.set()
                 await stopping
+
+    asyncio.run(test())
+
+
+def test_a_request_over_the_administration_is_answered_when_the_server_stops(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with owners(tmp_path, configure(tmp_path, admin=True)) as owned:
+            questions: list[object] = []
+            owned.server.broker.responders.add(exactly("ask"), questions.append, "", SERVER)
+            host, _, port = owned.server.addresses["admin"].rpartition(":")
+            token = (tmp_path / "conf" / "admin_token").read_text().strip()
+            reader, writer = await asyncio.open_connection(host, int(port))
+            body = b'{"subject": "ask", "payload": "?", "timeout_seconds": 60}'
+            head = f"POST /api/request HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await until(lambda: questions)
+            await owned.server.stop()
+            assert b"the server stops" in await reader.read()
+            writer.close()
 
     asyncio.run(test())
 
