@@ -1,6 +1,7 @@
 """Webhooks on bad days, and requests of the coded API that are wrong in other ways than a missing field."""
 
 import json
+import queue
 import socket
 import ssl
 import threading
@@ -184,6 +185,40 @@ def test_a_webhook_with_a_certificate_of_its_own_making_gets_nothing(
         publish(web, "tls", "x")
         live.until(lambda: is_dead(live, "tls"))
     assert not any(heard)
+
+
+def test_before_a_server_hands_over_webhooks_have_time_to_answer_and_get_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.service.CLIENT_SECONDS", 1e6)
+    pushes, may_answer = queue.Queue[str](), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            data = b""
+            while not data.endswith(b"%7D"):  # the end of the last field of a push
+                data += connection.recv(2**16)
+            pushes.put(parse_qs(data.rpartition(b"\r\n")[2].decode())["content"][0])
+            may_answer.wait(SAFETY_NET_SECONDS)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    with peer(serve) as url:
+        with serving(tmp_path, webhook_consent=False) as (live, web):
+            assert subscribe_url(web, f"http://{url}", "slow", "slow")["retCode"] == 0
+            publish(web, "slow", "a")
+            assert pushes.get(timeout=SAFETY_NET_SECONDS) == "a"
+            settling = threading.Thread(target=live.run, args=(live.server.services["eventmesh"].settle,))  # type: ignore[attr-defined]
+            settling.start()
+            live.until(lambda: live.server.services["eventmesh"].webhooks.rests)  # type: ignore[attr-defined]
+            publish(web, "slow", "b")
+            assert settling.is_alive()
+            may_answer.set()
+            settling.join(SAFETY_NET_SECONDS)
+            assert not settling.is_alive()
+        assert pushes.empty()
+        with serving(tmp_path, webhook_consent=False):
+            assert pushes.get(timeout=SAFETY_NET_SECONDS) == "b"
+        assert pushes.empty()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "webhook.example"])

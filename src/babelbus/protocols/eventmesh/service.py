@@ -131,18 +131,21 @@ class EventmeshService(StreamService):
         self.webhooks.tick()
 
     async def settle(self) -> None:
-        """Send nothing more of groups to clients over TCP, and wait a moment for what they have not acknowledged.
+        """Send nothing more of groups to clients over TCP and webhooks, and wait a moment for their acknowledgements.
 
         Clients over gRPC have this moment to hear that the server goes.
         """
         sessions = [peer for peer in self.hub.peers if isinstance(peer, Session)]
         for session in sessions:
             session.rest()
+        self.webhooks.rest()
         callers = [] if self._rpc is None else list(self._rpc.sessions)
         for caller in callers:
             caller.say_goodbye()
         steps = int(CLIENT_SECONDS / ACK_STEP_SECONDS)
-        while steps and (any(one.owes_acks for one in sessions) or not all(one.has_left for one in callers)):
+        while steps and (
+            self.webhooks.owe_acks or any(one.owes_acks for one in sessions) or not all(one.has_left for one in callers)
+        ):
             steps -= 1
             await asyncio.sleep(ACK_STEP_SECONDS)
 

@@ -143,6 +143,7 @@ class _Webhook:
                 self._deliver,
                 window=min(hub.settings.window, PUSHES_MAX),
                 owner=self,
+                held=self._owner.rests,
                 expires=False,
                 principal=principal,
             )
@@ -360,6 +361,8 @@ class Webhooks:
         self._heard: dict[tuple[str, str, str, str], float] = {}
         """When the client of a webhook sent its last heartbeat, if it ever sent one."""
         self._done: dict[Member, list[Delivery]] = {}
+        self.rests = False
+        """Whether messages of groups are not pushed any more, because the server is about to stop."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._loop = asyncio.get_running_loop()
         self._writer = hub.broker.writer("the webhooks of EventMesh", lambda: partial(note.write, self.entries()))
@@ -603,11 +606,26 @@ class Webhooks:
         if silent:
             self._save()
 
+    def rest(self) -> None:
+        """Stop pushing messages of groups: the server is about to stop."""
+        self.rests = True
+        for member in self._members:
+            member.hold()
+
+    @property
+    def owe_acks(self) -> bool:
+        """Whether webhooks have messages of groups that they have not acknowledged."""
+        return any(member.in_flight for member in self._members)
+
+    @property
+    def _members(self) -> list[Member]:
+        return [webhook.member for webhook in self._webhooks.values() if webhook.member is not None]
+
     def stop(self) -> None:
         """Stop all pushes: what is not acknowledged comes again after the next start."""
+        self._acknowledge()
         for timer in self._timers:
             timer.cancel()
-        for webhook in self._webhooks.values():
-            if webhook.member is not None:
-                webhook.member.leave()
+        for member in self._members:
+            member.leave()
         self.calls.close()
