@@ -202,7 +202,10 @@ class LiveServer:
 
     @property
     def connections(self) -> list[Connection]:
-        return connections_of(self.server)
+        """The stream connections, of which some may come or go just now: the event loop looks."""
+        if threading.current_thread() is self._thread:
+            return connections_of(self.server)
+        return self.call(lambda: connections_of(self.server))
 
     @property
     def conf(self) -> Path:
