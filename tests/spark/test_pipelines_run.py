@@ -25,7 +25,7 @@ from tests.support.server import LiveServer, configure
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
 HOUR = 3_600_000
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 class Watched(Watcher):
