@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -188,6 +189,35 @@ def test_half_of_a_log_in_is_not_waited_for_longer_than_a_first_request(tmp_path
     with serve(tmp_path, handshake_seconds=3.0) as live, dial(live) as client:
         client.sendall(HALF_OF_A_LOGIN)
         assert client.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_pages_that_strangers_ask_for_and_do_not_read_are_kept_once(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    content = b"x" * 2**23
+    (site / "large.html").write_bytes(content)
+    request = b"GET /docs/large.html HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    admin = AdminSettings(port=0, docs_folder=str(site))
+    with LiveServer(msgspec.structs.replace(configure(tmp_path / "data"), admin=admin)) as live:
+        with dial(live) as first, dial(live) as second:
+            assert ask(first).startswith(b"HTTP/1.1 200")  # loads the endpoint
+            endpoint = live.server.administration.endpoint
+            assert endpoint is not None
+
+            def unsent() -> list[int]:
+                guests: list[Any] = list(endpoint._limits._guests)
+                return [transport.get_write_buffer_size() for transport in guests]
+
+            first.sendall(request)
+            second.sendall(request)
+            live.until(lambda: len(unsent()) == 2 and min(unsent()) > 0)
+            assert max(live.call(unsent)) < 2**20
+            assert len(endpoint._pages._sent) == 1
+            received = bytearray()
+            while len(received) < len(content):
+                received += first.recv(2**20)
+            assert received.endswith(content[-(2**20) :])
+        live.until(lambda: not endpoint._pages._sent)
 
 
 def test_half_of_a_long_body_takes_room_from_its_principal_alone(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 import asyncio
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from aiohttp import hdrs, web
 
 import babelbus
 from babelbus.config import AdminSettings
 from babelbus.web.calls import SAFE_HEADERS
-from babelbus.wire.http import FileRefusedError, Files
+from babelbus.wire.http import File, FileRefusedError, Files
 
 FILE_BYTES_MAX = 2**24
+PIECE_BYTES = 2**16
+"""How much of a file is sent at once: a client that does not read costs no more."""
 PACKAGED = Path(babelbus.__file__).parent / "pages"
 """The folder of pages in a wheel that was built with them."""
 HEADERS = {
@@ -28,6 +31,8 @@ class PageRoutes:
 
     def __init__(self, settings: AdminSettings) -> None:
         self._files = Files(settings.docs_folder or str(PACKAGED), bytes_max=FILE_BYTES_MAX)
+        self._sent: WeakValueDictionary[tuple[str, str], File] = WeakValueDictionary()
+        """The files that are being sent, by path and tag: all who read one of them slowly share its bytes."""
         self.routes = (("/docs", self._redirect), ("/docs/{path:.*}", self._get))
 
     async def _redirect(self, request: web.Request) -> web.StreamResponse:
@@ -50,4 +55,11 @@ class PageRoutes:
         headers = {**HEADERS, hdrs.ETAG: file.tag, hdrs.LAST_MODIFIED: file.changed}
         if file.unchanged:
             return web.Response(status=304, headers=headers)
-        return web.Response(body=file.data, headers={**headers, hdrs.CONTENT_TYPE: file.content_type})
+        file = self._sent.setdefault((path, file.tag), file)
+        response = web.StreamResponse(headers={**headers, hdrs.CONTENT_TYPE: file.content_type})
+        response.content_length = len(file.data)
+        await response.prepare(request)
+        if request.method != hdrs.METH_HEAD:
+            for start in range(0, len(file.data), PIECE_BYTES):
+                await response.write(file.data[start : start + PIECE_BYTES])
+        return response

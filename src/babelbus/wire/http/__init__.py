@@ -7,7 +7,7 @@ from babelbus.wire.http.fields import HEAD_BYTES_MAX, TOKEN, HttpError, encode_f
 from babelbus.wire.http.request import Request, RequestRun
 from babelbus.wire.http.response import CONTINUE, encode_error, encode_response, encode_stream_head
 from babelbus.wire.http.session import IDLE_SECONDS, HttpSession
-from babelbus.wire.http.static_files import FileRefusedError, Files
+from babelbus.wire.http.static_files import File, FileRefusedError, Files
 from babelbus.wire.http.target import parse_form, parse_query, percent_decode, split_target
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "HEAD_BYTES_MAX",
     "IDLE_SECONDS",
     "TOKEN",
+    "File",
     "FileRefusedError",
     "Files",
     "HttpError",

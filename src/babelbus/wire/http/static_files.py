@@ -39,7 +39,7 @@ class FileRefusedError(BabelbusError):
     """A file exists and is not served: too large, or unreadable."""
 
 
-class File(msgspec.Struct, frozen=True):
+class File(msgspec.Struct, frozen=True, weakref=True):
     """One whole file."""
 
     content_type: str
