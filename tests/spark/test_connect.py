@@ -50,7 +50,7 @@ steps:
 sinks:
   files: {from: values, parquet: "FOLDER", compact_files: 2, trigger: asap}
 """
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 class Place:

@@ -11,7 +11,7 @@ pytest.importorskip("nats", reason="clusters are not tested: the package nats-py
 from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 BATCH = 50
 
 

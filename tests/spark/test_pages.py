@@ -28,7 +28,7 @@ def by_hour(spark, late):
 @pytest.mark.skipif(
     importlib.util.find_spec("pyspark") is None or not has("java"), reason="Spark and Java are not installed"
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_reader_of_the_parquet_recipe_can_do_what_it_says(tmp_path: Path) -> None:
     reader = Reader(tmp_path, seconds=250)
     try:
