@@ -295,3 +295,13 @@ def test_a_forged_letter_cannot_spoil_the_list(api: Api) -> None:
     assert (len(page["letters"]), page["next_offset"]) == (1, 1)
     assert post(api, "/api/dead-letters/g/replay")["failed"] == 2
     assert api.fails("POST", "/api/dead-letters/g/purge", b"{}") == (409, "letters_waiting")
+
+
+def test_administration_that_stops_ends_the_answers_of_consumers_and_followers(api: Api) -> None:
+    make_group(api)
+    answer, _ = consume(api)
+    follower = api.open("GET", "/api/topics/work/follow", {})
+    with answer, follower.begin():
+        api.live.run(api.live.server.administration.stop)
+        assert answer.line() == {"end": "the server stops"}
+        assert follower.response.read() == b""  # the end, where a connection that is cut raises IncompleteRead

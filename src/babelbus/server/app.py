@@ -549,8 +549,6 @@ class Server:
         for service in services:
             service.close()
         if hasattr(self, "administration"):  # before the clients leave that hear what is published there
-            if hasattr(self, "broker"):
-                self.broker.responders.requests.close()  # else those of its clients would wait for their replies
             await self.administration.stop()
         if self._handover is not None:
             self.released = await self._handover.end(services, self.broker)

@@ -59,11 +59,13 @@ class AdminApi:
         self.live = LiveRoutes(broker, editor_of, metrics)
         self.search = SearchRoutes(broker, server.clock)
         self._requests = RequestRoutes(broker, server.clock)
+        self._consumers = ConsumerRoutes(broker)
+        self._records = RecordRoutes(broker, views or {})
         pipelines = Pipelines(server.clock)
         metrics.registry.register(pipelines)
         routes = (
             *TopicRoutes(broker, metrics, server.config).routes,
-            *RecordRoutes(broker, views or {}).routes,
+            *self._records.routes,
             *CopyRoutes(broker).routes,
             *self.search.routes,
             *ServerRoutes(server).routes,
@@ -74,7 +76,7 @@ class AdminApi:
             *self.live.routes,
             *self._requests.routes,
             *GroupRoutes(broker).routes,
-            *ConsumerRoutes(broker).routes,
+            *self._consumers.routes,
             *DeadLetterRoutes(broker).routes,
             *PipelineRoutes(pipelines).routes,
             *AccessRoutes(broker, proofs, server.clock.now_ms).routes,
@@ -97,4 +99,5 @@ class AdminApi:
         self.sessions.close()
         self.search.close()
         self.live.close()
-        self._requests.close()
+        for routes in (self._requests, self._consumers, self._records):
+            routes.close()

@@ -23,6 +23,7 @@ from aiohttp import web
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.groups import Delivery, Group
+from babelbus.core.request import STOPS
 from babelbus.core.rooted import relative_event, relative_headers, relative_key
 from babelbus.core.topic import event_of
 from babelbus.errors import BabelbusError
@@ -211,7 +212,11 @@ class Consumer:
         self._something.set()
 
     def _closed(self, error: BabelbusError) -> None:
-        self._end = self.principal.relative_text(str(error))
+        self.close(self.principal.relative_text(str(error)))
+
+    def close(self, reason: str) -> None:
+        """End the answer with a reason."""
+        self._end = self._end or reason
         self._something.set()
 
 
@@ -232,6 +237,11 @@ class ConsumerRoutes:
             ("POST", "/api/consumers/{id}/nack", self._nack),
             ("POST", "/api/consumers/{id}/leave", self._leave),
         )
+
+    def close(self) -> None:
+        """End all answers in good order."""
+        for consumer in self._consumers.values():
+            consumer.close(STOPS)
 
     async def _consume(self, call: Call) -> Answer:
         """Deliver records while the answer is open; `idle_ms` without a record ends the answer."""

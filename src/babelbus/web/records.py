@@ -92,6 +92,9 @@ class RecordRoutes:
         self._broker = broker
         self._encoders = encoders
         self.followers = Slots("pages that follow topics", FOLLOWERS_MAX)
+        self._waiting: set[asyncio.Event] = set()
+        """What wakes the followers that wait for records."""
+        self._closed = False
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -104,6 +107,12 @@ class RecordRoutes:
             ("GET", "/api/topics/{name}/follow", self._follow),
             ("GET", "/api/topics/{name}/export", self._export),
         )
+
+    def close(self) -> None:
+        """End the answers of followers: the server stops."""
+        self._closed = True
+        for some in self._waiting:
+            some.set()
 
     async def _browse(self, call: Call) -> web.Response:
         name, principal = topic_of(call), call.principal
@@ -172,13 +181,13 @@ class RecordRoutes:
             response = await call.begin_lines()
             await _write_in_time(response, b"\n")  # tells the reader that the records from here on come
             while self._holds(topic, principal):
-                if topic.partitions[0].closed:
+                if self._closed or topic.partitions[0].closed:
                     return response  # the server stops: who follows asks the next one
                 lines = [line for one in partitions for line in await _new_lines(one, cursors, name, principal, limits)]
                 if lines:
                     await _write_in_time(response, b"\n".join(lines) + b"\n")
                     await asyncio.sleep(FOLLOW_SECONDS)
-                elif not await _any_beyond(cursors, HEARTBEAT_SECONDS):
+                elif not await self._any_beyond(cursors, HEARTBEAT_SECONDS):
                     await _write_in_time(response, b"\n")
             await _write_in_time(
                 response, b'{"end":"The topic was removed, or the right to read it was taken away."}\n'
@@ -191,6 +200,18 @@ class RecordRoutes:
         return broker.find_topic(topic.name) is topic and broker.may_topic(principal, Action.READ, topic.name)
 
     # -- export ------------------------------------------------------------------------------------------------------
+
+    async def _any_beyond(self, cursors: dict[Partition, int], seconds: float) -> bool:
+        """Wait for a record at a cursor, and for the end of a topic or the server; return whether one came in time."""
+        some = asyncio.Event()
+        cancels = [partition.watch(offset, some.set) for partition, offset in cursors.items()]
+        self._waiting.add(some)
+        try:
+            return self._closed or await came(some, seconds)
+        finally:
+            self._waiting.discard(some)
+            for cancel in cancels:
+                cancel()
 
     async def _export(self, call: Call) -> Answer:
         name, principal = topic_of(call), call.principal
@@ -280,17 +301,6 @@ async def _new_lines(
         cursors[partition] = start + 1
         return [*lines, b'{"skipped":1,"partition":%d}' % partition.number]
     return lines + [encode(show(record, partition.number, name, principal, limits)) for record in records]
-
-
-async def _any_beyond(cursors: dict[Partition, int], seconds: float) -> bool:
-    """Wait until a partition has a record at its cursor or goes away; return whether that was within `seconds`."""
-    some = asyncio.Event()
-    cancels = [partition.watch(offset, some.set) for partition, offset in cursors.items()]
-    try:
-        return await came(some, seconds)
-    finally:
-        for cancel in cancels:
-            cancel()
 
 
 async def _span(call: Call, partition: Partition) -> tuple[Partition, int, int]:

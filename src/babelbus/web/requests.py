@@ -23,7 +23,7 @@ from aiohttp import web
 from babelbus.clock import Clock
 from babelbus.core.access import Action, Identity, may, refusal
 from babelbus.core.broker import Broker
-from babelbus.core.request import Question, Reply, RequestFailedError, TooManyRequestsError
+from babelbus.core.request import STOPS, Question, Reply, RequestFailedError, TooManyRequestsError
 from babelbus.core.router import Subscription
 from babelbus.core.state import size_fault
 from babelbus.core.subject import exactly
@@ -244,7 +244,7 @@ class RequestRoutes:
     def close(self) -> None:
         """Close all answers of responders in good order."""
         for responder, _ in self._responders.values():
-            responder.close("the server stops")
+            responder.close(STOPS)
 
     async def _request(self, call: Call) -> web.Response:
         """Send a request, and wait for its reply."""
