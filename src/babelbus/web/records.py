@@ -93,7 +93,7 @@ class RecordRoutes:
         self._encoders = encoders
         self.followers = Slots("pages that follow topics", FOLLOWERS_MAX)
         self._waiting: set[asyncio.Event] = set()
-        """What wakes the followers that wait for records."""
+        """Events that wake the followers which wait for records."""
         self._closed = False
 
     @property
