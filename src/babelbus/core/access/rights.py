@@ -186,9 +186,7 @@ class Rights:
             row = self.deciding(action, subject)
             answer = row is not None and row.effect is Effect.ALLOW
             if len(subject) <= CACHED_LENGTH_MAX:
-                if len(answers) >= ANSWERS_MAX:
-                    answers.clear()
-                answers[subject] = answer
+                _keep(answers, subject, answer)
         return answer
 
     def find_refused(self, action: Action, subjects: Sequence[str]) -> str | None:
@@ -246,9 +244,7 @@ class Rights:
         answer = answers.get(name)
         if answer is None:
             answer = self.covers(action, *subjects_of_topic(name))
-            if len(answers) >= ANSWERS_MAX:
-                answers.clear()
-            answers[name] = answer
+            _keep(answers, name, answer)
         return answer
 
     def denies_topic(self, action: Action, name: str) -> bool:
@@ -257,10 +253,14 @@ class Rights:
         answer = answers.get(name)
         if answer is None:
             answer = self.denies(action, *subjects_of_topic(name))
-            if len(answers) >= ANSWERS_MAX:
-                answers.clear()
-            answers[name] = answer
+            _keep(answers, name, answer)
         return answer
+
+
+def _keep(answers: dict[str, bool], key: str, answer: bool) -> None:
+    if len(answers) >= ANSWERS_MAX:
+        answers.clear()
+    answers[key] = answer
 
 
 def subjects_of_topic(name: str) -> tuple[Pattern, ...]:
