@@ -125,11 +125,11 @@ class TopicRights:
         Secret subjects are refused to all; an event may be refused because of the value of the state that it would set.
         """
         rights = principal.rights
+        denies_values = topic is not None and self._denies_values(principal, topic)
         for subject in sorted(subjects) if len(subjects) > 1 else subjects:
             if is_secret(subject) or (rights is not None and not rights.may(Action.PUBLISH, subject)):
                 return refusal(principal, Action.PUBLISH, subject)
-            sets_value = topic is not None and topic.retains
-            if sets_value and rights is not None and rights.denies(Action.WRITE_STATE, exactly(subject)):
+            if denies_values and rights is not None and rights.denies(Action.WRITE_STATE, exactly(subject)):
                 return refusal(principal, Action.WRITE_STATE, subject)
         return None
 
