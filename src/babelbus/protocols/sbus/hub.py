@@ -59,14 +59,14 @@ def identity_of(credentials: Credentials) -> Identity:
 class HeadFan(Fan[Client]):
     """Where the packets of one head go: to the sessions, in the order in which they connected, and to the core."""
 
-    __slots__ = ("outward", "retained", "subject")
+    __slots__ = ("outward", "retaining", "subject")
 
-    def __init__(self, route: Route, sessions: Sessions, subject: str, outward: bool, retained: bool) -> None:
+    def __init__(self, route: Route, sessions: Sessions, subject: str, outward: bool, retaining: str | None) -> None:
         super().__init__(route, sessions)
         self.subject = subject
         self.outward = outward
-        self.retained = retained
-        """Whether the event sets a value of the state, which rows may deny."""
+        self.retaining = retaining
+        """The topic that keeps the event as a value of the state, which rows may deny; `None` if none does."""
 
 
 class Hub:
@@ -129,8 +129,9 @@ class Hub:
             members = {one for one in members if one.credentials.fit(secret)}
         ordered = tuple(sorted(members, key=lambda one: one.number))
         others = any(one.receiver is not self.receiver for one in route.subscriptions)
-        outward = not _is_internal(key) and (others or self._topic_of(subject) is not None)
-        return HeadFan(route, ordered, subject, outward, outward and self._retains(subject))
+        topic = self._topic_of(subject)
+        outward = not _is_internal(key) and (others or topic is not None)
+        return HeadFan(route, ordered, subject, outward, topic if outward and self._retains(subject) else None)
 
     def publish(self, principal: Identity, events: list[Event]) -> Promise:
         """Publish the events of a client to the core."""

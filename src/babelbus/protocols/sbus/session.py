@@ -99,7 +99,11 @@ class Session:
                     fan = hub.fanout.find(head)
                 if rights is not None and (
                     not rights.may(Action.PUBLISH, fan.subject)
-                    or (fan.retained and rights.denies(Action.WRITE_STATE, exactly(fan.subject)))
+                    or (
+                        fan.retaining is not None
+                        and rights.denies_topic(Action.WRITE_STATE, fan.retaining)
+                        and rights.denies(Action.WRITE_STATE, exactly(fan.subject))
+                    )
                 ):
                     self._send(packets, first, number, sessions)
                     first = number + 1
