@@ -12,6 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -132,6 +133,11 @@ class _Client:
             return None
         return Client.of_session(connection.transport, EdgeListener(connection.protocol, []), self.id)
 
+    def stay(self) -> None:
+        """Read nothing more of the client, and keep its session for the next owner."""
+        self.connection.stop_reading()
+        self.connection.stay()
+
     def end(self) -> None:
         """End the session here."""
         self.connection.stays = False
@@ -155,6 +161,10 @@ class _LinkedClient(_Client):
     def is_settled(self) -> bool:
         """Whether nothing of the client waits in its transport, in either direction."""
         return self._transport.is_settled
+
+    def stay(self) -> None:
+        """Keep the session for the next owner: the member of the client reads nothing more."""
+        self.connection.stay()
 
     def pass_on(self) -> None:
         """Send to the member of the client which session waits for it; if the link broke, no owner hears of it."""
@@ -181,6 +191,10 @@ class _AbsentClient(_Client):
     def unsent(self) -> bytes:
         """Everything that was sent to the client."""
         return self._transport.unclaimed or b""
+
+    def stay(self) -> None:
+        """Keep the session for the next owner: nothing comes of a client that is not there."""
+        self.connection.stay()
 
     def release(self) -> None:
         """Release the session, and the place where the client was waited for."""
@@ -284,9 +298,10 @@ class Handover:
         for link in await core_end.pause_members(PAUSE_SECONDS):
             if goes_on or not link.is_local:
                 for transport in list(link.transports.values()):  # to stay may end a client
-                    self._invite(transport.protocol, _LinkedClient, link, transport)
+                    self._invite(transport.protocol, partial(_LinkedClient, link=link, transport=transport))
         for session_id, transport in list(core_end.absent.items()):
-            if not self._invite(transport.protocol, _AbsentClient, core_end, transport, session_id):
+            make = partial(_AbsentClient, core_end=core_end, transport=transport, session_id=session_id)
+            if not self._invite(transport.protocol, make):
                 del core_end.absent[session_id]
                 transport.abort()
         if goes_on:
@@ -295,19 +310,15 @@ class Handover:
                     if not isinstance(connection.transport, LinkedTransport):
                         self._invite(connection, _Client)
 
-    def _invite(
-        self, connection: asyncio.BaseProtocol | None, make: Callable[..., _Client], *arguments: object
-    ) -> bool:
+    def _invite(self, connection: asyncio.BaseProtocol | None, make: Callable[[Connection], _Client]) -> bool:
         """Keep a client while the server stops, if its session may go on; return whether that is so."""
         if not isinstance(connection, Connection):
             return False
         try:
             if not connection.is_portable:
                 return False
-            client = make(connection, *arguments)
-            if not arguments:
-                connection.stop_reading()
-            connection.stay()
+            client = make(connection)
+            client.stay()
         except Exception:  # a defect in one session must not end the stop of all
             log.exception("%s %s: the session cannot go on", connection.protocol, connection.peer)
             connection.stays = False
