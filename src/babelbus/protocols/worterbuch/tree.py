@@ -85,14 +85,13 @@ class TreeRequests:
         """Set a key."""
         key = message.key
         state = self._need("write", key)
-        is_own = key.startswith(SYS) and is_below_sys(key)
-        size_bytes = self._check_own_room(key, message.value) if is_own else 0
-        testament = self._read_part(key, message.value) if is_own else None
+        size_bytes = self._check_own_room(key, message.value) if key.startswith(SYS) else 0
+        testament = self._read_part(key, message.value) if size_bytes else None
         try:
             state.set(key, message.value)
         except VersionedError as error:
             raise RefusedError(ErrorCode.CAS, str(error)) from None
-        if is_own:
+        if size_bytes:
             self._note_own(key, size_bytes)
         self._keep(testament)
         return encode_ack(message.transaction_id)
@@ -101,24 +100,25 @@ class TreeRequests:
         """Set a key if it has the version that the client knows."""
         key = message.key
         state = self._need("write", key)
-        is_own = key.startswith(SYS) and is_below_sys(key)
-        size_bytes = self._check_own_room(key, message.value) if is_own else 0
+        size_bytes = self._check_own_room(key, message.value)
         testament = self._read_part(key, message.value)
         try:
             state.compare_and_set(key, message.value, message.version)
         except VersionMismatchError as error:
             raise RefusedError(ErrorCode.CAS_VERSION_MISMATCH, str(error)) from None
-        if is_own:
+        if size_bytes:
             self._note_own(key, size_bytes)
         self._keep(testament)
         return encode_ack(message.transaction_id)
 
     def _check_own_room(self, key: str, value: bytes) -> int:
-        """Check that the client may set one of its own keys below `$SYS`; return the bytes of key and value.
+        """Check that the client may set a key below `$SYS`, its own; return bytes of key and value, 0 for other keys.
 
         Raises:
             RefusedError: the client has too many of these keys, or too many bytes in them.
         """
+        if not is_below_sys(key):
+            return 0
         if key not in self._own and len(self._own) >= self._kept_max:
             text = f"a client sets at most {self._kept_max:,} keys below its own in $SYS ({KEPT_SETTING})"
             raise RefusedError(ErrorCode.OTHER, text)
