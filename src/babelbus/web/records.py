@@ -199,8 +199,6 @@ class RecordRoutes:
         broker = self._broker
         return broker.find_topic(topic.name) is topic and broker.may_topic(principal, Action.READ, topic.name)
 
-    # -- export ------------------------------------------------------------------------------------------------------
-
     async def _any_beyond(self, cursors: dict[Partition, int], seconds: float) -> bool:
         """Wait for a record at a cursor, and for the end of a topic or the server; return whether one came in time."""
         some = asyncio.Event()
@@ -212,6 +210,8 @@ class RecordRoutes:
             self._waiting.discard(some)
             for cancel in cancels:
                 cancel()
+
+    # -- export ------------------------------------------------------------------------------------------------------
 
     async def _export(self, call: Call) -> Answer:
         name, principal = topic_of(call), call.principal
