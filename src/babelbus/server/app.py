@@ -275,7 +275,7 @@ class Server:
         await self.topic_list.reconcile(listed, removed)
         self.broker.on_topics_changed = self._note_topic
         await self.topic_list.write().wait()
-        self.broker.erase_removed()
+        await asyncio.get_running_loop().run_in_executor(None, self.broker.erase_removed)
         self._watch_broker()
 
     async def _open_gate(self, engine: Literal["disk", "jetstream"]) -> None:
