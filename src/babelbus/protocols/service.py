@@ -32,7 +32,6 @@ from babelbus.storage.files import FileSystem
 
 log = logging.getLogger(__name__)
 
-
 CLIENT_SECONDS = 0.5
 """How long a member of a cluster that gives the data away waits for its clients: all others wait meanwhile."""
 TURN_SESSIONS = 100

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from babelbus.clock import Clock
 from babelbus.core.receipt import Promise
+from babelbus.core.request import STOPS
 from babelbus.errors import BabelbusError, ConfigError
 from babelbus.listening.transports import is_blocked
 from babelbus.wire.http import HttpError, Response, ResponseDecoder, encode_fields
@@ -28,7 +29,6 @@ CONNECTIONS_MAX = 16
 WAITING_MAX = 10_000
 """Calls that wait for a connection to one origin."""
 ANSWER_BYTES_MAX = 2**20
-STOPPING = "the server stops"
 NOT_GRANTED = "it may not have the message any more"
 PORTS = {"http": 80, "https": 443}
 
@@ -366,7 +366,7 @@ class Calls:
         except TargetRefusedError as error:
             return Call.refused(error)
         if self._closed:
-            return Call.refused(CallError(STOPPING))
+            return Call.refused(CallError(STOPS))
         pool = self._pools.get(origin.key)
         if pool is None:
             pool = self._pools[origin.key] = _Pool(origin, self)
@@ -413,4 +413,4 @@ class Calls:
         pools = list(self._pools.values())
         self._pools.clear()
         for pool in pools:
-            pool.close(CallError(STOPPING))
+            pool.close(CallError(STOPS))

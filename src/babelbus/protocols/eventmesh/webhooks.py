@@ -19,7 +19,7 @@ from babelbus.core.access import ANONYMOUS, Action, Granted, Identity, Root
 from babelbus.core.groups import Delivery, Member, check_group_name
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
-from babelbus.core.request import Question, reads_too_slowly
+from babelbus.core.request import STOPS, Question, reads_too_slowly
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
@@ -29,7 +29,6 @@ from babelbus.protocols.eventmesh.callers import PROVE_NOTHING
 from babelbus.protocols.eventmesh.calls import (
     CONNECTIONS_MAX,
     NOT_GRANTED,
-    STOPPING,
     Call,
     Calls,
     Origin,
@@ -422,7 +421,7 @@ class Webhooks:
             if isinstance(call.error, TargetRefusedError):
                 raise call.error
             if self.hub.stopping:
-                raise BabelbusError(STOPPING)
+                raise BabelbusError(STOPS)
             response = call.response  # a webhook that does not answer agrees
             allowed = "" if response is None else response.headers.get("webhook-allowed-origin", "").strip()
             if allowed not in ("", "*", origin):
