@@ -394,6 +394,11 @@ class Connection(asyncio.Protocol):
             return None
         return session.continuation()
 
+    def copy(self) -> Continuation | None:
+        """Return a copy of the session that is true until a byte comes or goes; `None` if there is no such copy."""
+        session = self._session
+        return self.continuation() if session is not None and session.is_copyable else None
+
     def leave(self) -> None:
         """Release the client, whose session goes on at another server."""
         session = self._release()

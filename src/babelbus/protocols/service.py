@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
 from babelbus.core.quotas import Quotas
+from babelbus.core.state import Unheard
 from babelbus.errors import BabelbusError
 from babelbus.identities.guessing import Guessing
 from babelbus.identities.proofs import Proofs
@@ -247,6 +248,12 @@ class StreamService:
             BabelbusError: it cannot go on.
         """
         raise UnknownFormError(f"sessions of {self.name} do not go on at another server")
+
+    def tell_again(self, unheard: Sequence[Unheard], heard: Mapping[str, int]) -> None:
+        """Send the sessions that go on changes of the state that they have not heard: most protocols tell none.
+
+        `heard` says by owner up to which offset of the log of the state a session has heard all.
+        """
 
     @property
     def is_ending(self) -> bool:

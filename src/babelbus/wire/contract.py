@@ -113,6 +113,14 @@ class Session(Protocol):
         """
         return None
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether a continuation that is made now has no effect here, and stays true until a byte comes or goes.
+
+        Another server continues the copy if this one dies: see `server.copies`.
+        """
+        return False
+
     def leave(self) -> None:
         """Release everything that the session holds, without an end: another server continues it."""
         self.close()

@@ -22,7 +22,7 @@ from babelbus.core.state.guard import GuardedHistory, GuardedState
 from babelbus.core.state.history import REVISIONS_MAX, AsOf, History, HistoryGoneError
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern
 from babelbus.core.state.locks import Granted, LockHeldError, NotLockedError
-from babelbus.core.state.log import Change, Commit, Kept, Kind, StateLog
+from babelbus.core.state.log import Change, Commit, Kept, Kind, StateLog, Unheard
 from babelbus.core.state.paging import PageRequest
 from babelbus.core.state.patterns import (
     ELEMENTS_MAX,
@@ -92,6 +92,7 @@ __all__ = [
     "StateLog",
     "Testament",
     "TooManyChangesError",
+    "Unheard",
     "ValueChangedError",
     "VersionMismatchError",
     "VersionedError",

@@ -90,6 +90,10 @@ Change = tuple[Kind, str | None, bytes, Entry | None, int]
 """Kind, key, value (of a deletion the deleted one), the entry before the change, the new version."""
 
 
+Unheard = tuple[int, Change]
+"""A change as it stands in the log, and its offset."""
+
+
 class Commit(msgspec.Struct, frozen=True):
     """One commit. `number` rises: a listener that began at this number has seen the result."""
 

@@ -173,6 +173,11 @@ class HttpSession(Session, ABC):
         """Whether the successor is: a connection for requests is made anew."""
         return self._successor is not None and self._successor.is_portable
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether the successor is."""
+        return self._successor is not None and self._successor.is_copyable
+
     def continuation(self) -> Continuation | None:
         """Return that of the successor."""
         return None if self._successor is None else self._successor.continuation()
