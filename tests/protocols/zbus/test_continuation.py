@@ -13,8 +13,10 @@ from babelbus.identities.vault import Vault, make_api_key
 from babelbus.protocols.zbus.codec import decode_message, encode_message
 from babelbus.protocols.zbus.continuation import KeptSession, decode_session
 from babelbus.protocols.zbus.errors import AuthenticationError, NotFoundError
+from babelbus.protocols.zbus.messages import Mask
 from babelbus.wire.websocket import encode_texts
 from tests.protocols.zbus.peer import Client, House, Peer, command, request_of
+from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop, turns
 from tests.support.clock import ManualClock
 from tests.support.signing import sign_frame
@@ -41,6 +43,30 @@ async def move(house: House, *peers: Peer) -> tuple[House, list[KeptSession]]:
         peer.outbox.close()
         peer.session.leave()
     return await house.restart(), sessions
+
+
+def copy(peer: Peer) -> KeptSession:
+    """Return a copy of the connection, as its owner sends it each second."""
+    assert peer.session.is_copyable
+    writes = len(peer.wire.writes)
+    copies = [peer.session.continuation() for _ in range(2)]
+    assert copies[0] == copies[1]
+    assert (len(peer.wire.writes), peer.outbox.waiting, peer.session.is_copyable) == (writes, 0, True)
+    assert copies[0] is not None
+    return decode_session(copies[0].content)
+
+
+def is_copyable(peer: Peer) -> bool:
+    """Return whether a copy of the session is made now."""
+    return peer.session.is_copyable
+
+
+def kill(house: House) -> House:
+    """Kill the process of a house; return the next one on the same files."""
+    files = house.bus.files
+    assert isinstance(files, FaultyFiles)
+    files.kill()
+    return House(files, clock=house.clock, **house.options)
 
 
 def publish(house: House, *ids: str, mq: str = "Q") -> None:
@@ -277,3 +303,168 @@ async def test_a_consumer_that_may_not_consume_any_more_connects_again(tmp_path:
         Client(open_house(), kept=kept)
     with pytest.raises(AccessRefusedError):
         Client(open_house(Principal("alice")), kept=kept)
+
+
+# -- copies, for the death of the owner ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("are_saved", [False, True])
+@in_loop
+async def test_a_copied_consumer_works_on_and_its_copy_loses_no_message_when_the_owner_dies(are_saved: bool) -> None:
+    first = House()
+    before = Client(first)
+    consume(before, window=10)
+    copy(before)
+    publish(first, "1", "2")
+    assert ids(await before.pushed()) == ["1", "2"]
+    kept = copy(before)
+    assert kept.subscriptions[0].window == 8
+    if are_saved:
+        await first.bus.broker.groups.commit()
+    second = kill(first)
+    after = Client(second, kept=kept)
+    after.room()
+    assert ids(await after.pushed()) == ([] if are_saved else ["1", "2"])
+    publish(second, "3")
+    assert ids(await after.pushed()) == ["3"]
+
+
+@in_loop
+async def test_messages_that_the_dead_owner_had_stored_and_not_sent_reach_the_copied_consumer() -> None:
+    first = House()
+    before = Client(first)
+    consume(before, window=1)
+    publish(first, "1", "2", "3")
+    assert ids(await before.pushed()) == ["1"]
+    kept = copy(before)
+    after = Client(kill(first), kept=kept)
+    after.room()
+    after.say(command("sub", mq="Q", channel="C", window=9, ack=False))
+    assert ids(await after.pushed())[-2:] == ["2", "3"]
+
+
+@in_loop
+async def test_a_consumer_of_an_mq_in_memory_gets_what_is_published_after_the_death() -> None:
+    first = House()
+    before = Client(first)
+    for cmd in ("create", "sub"):
+        assert before.do(cmd, mq="M", channel="C")["status"] == 200
+    publish(first, "1", "2", mq="M")
+    assert ids(await before.pushed()) == ["1", "2"]
+    kept = copy(before)
+    await first.bus.broker.groups.commit()
+    second = kill(first)
+    after = Client(second, kept=kept)
+    after.room()
+    publish(second, "3", mq="M")
+    assert ids(await after.pushed()) == ["3"]
+
+
+@in_loop
+async def test_a_call_whose_service_works_while_the_owner_dies_is_answered() -> None:
+    first = House()
+    service, caller = Client(first), Client(first)
+    consume(service)
+    caller.say(command("pub", "question", mq="Q", id="7", ack=False))
+    [call] = await service.pushed()
+    caller_kept, service_kept = copy(caller), copy(service)
+    second = kill(first)
+    waiting, answering = Client(second, kept=caller_kept), Client(second, kept=service_kept)
+    answering.say({"headers": {"cmd": "route", "target": call["headers"]["source"], "id": "7"}, "body": "answer"})
+    assert [one["body"] for one in waiting.messages()] == ["answer"]
+
+
+@in_loop
+async def test_a_signed_client_is_copied_with_its_proof() -> None:
+    first = House()
+    before = Client(first, keys=KEYS)
+    before.send(signed("secret", "create", mq="Q", mqType="disk", channel="C"))
+    before.messages()
+    kept = copy(before)
+    after = Client(kill(first), kept=kept, keys=KEYS)
+    assert after.session.principal == "k"
+
+
+@in_loop
+async def test_plain_http_is_not_copied() -> None:
+    peer = Peer(House())
+    assert peer.ask(cmd="query").status == 200
+    assert not is_copyable(peer)
+    peer.upgrade()
+    assert is_copyable(peer)
+
+
+@in_loop
+async def test_a_client_that_has_bound_urls_is_not_copied_at_any_server() -> None:
+    first = House()
+    client = Client(first)
+    consume(client)
+    assert is_copyable(client)
+    client.do("bind", [{"url": "/a", "mq": "Q"}], mq="Q")
+    assert not is_copyable(client)
+    second, [kept] = await move(first, client)
+    after = Client(second, kept=kept)
+    after.room()
+    assert not is_copyable(after)
+
+
+@in_loop
+async def test_a_client_that_bound_urls_before_it_became_a_websocket_is_not_copied() -> None:
+    peer = Peer(House())
+    peer.ask(cmd="create", mq="Q")
+    assert (
+        peer.ask(cmd="bind", mq="Q", body=b'[{"url": "/a", "mq": "Q"}]', content_type="application/json").status == 200
+    )
+    peer.upgrade()
+    assert not is_copyable(peer)
+
+
+@in_loop
+async def test_a_client_that_waits_for_a_responder_of_another_protocol_is_not_copied() -> None:
+    house = House()
+    house.bus.broker.responders.add(exactly("elsewhere"), lambda _: None, principal=SERVER)
+    client = Client(house)
+    assert is_copyable(client)
+    client.say({"url": "/elsewhere", "headers": {"id": "7"}})
+    assert not is_copyable(client)
+    house.bus.broker.end_requests()
+    assert [one["status"] for one in client.messages()] == [504]
+    assert is_copyable(client)
+
+
+@in_loop
+async def test_a_consumer_without_its_channel_is_not_copied() -> None:
+    house = House()
+    client, other = Client(house), Client(house)
+    consume(client)
+    other.do("remove", mq="Q", channel="C")
+    assert not is_copyable(client)
+    other.do("create", mq="Q", channel="C")
+    assert is_copyable(client)
+
+
+@in_loop
+async def test_a_consumer_whose_channel_others_may_take_over_is_not_copied() -> None:
+    house = House()
+    client = Client(house)
+    consume(client)
+    client.do("create", mq="Q", channel="C", channelMask=int(Mask.TAKEOVER))
+    assert not is_copyable(client)
+
+
+@in_loop
+async def test_a_consumer_that_has_not_come_yet_or_takes_nothing_is_not_copied() -> None:
+    first = House()
+    before = Client(first)
+    consume(before)
+    before.wire.stuck = before.outbox.bytes_max
+    publish(first, "1")
+    await before.pushed()
+    assert not is_copyable(before)
+    before.wire.stuck = 0
+    before.room()
+    kept = copy(before)
+    after = Client(kill(first), kept=kept)
+    assert not is_copyable(after)
+    after.room()
+    assert is_copyable(after)

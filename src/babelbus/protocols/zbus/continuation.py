@@ -36,6 +36,8 @@ class KeptSession(msgspec.Struct, frozen=True):
     called: list[str]
     taken: list[str]
     subscriptions: list[KeptSubscription]
+    binds: bool = False
+    """Whether it has bound urls."""
 
 
 class KeptBinding(msgspec.Struct, frozen=True, array_like=True):

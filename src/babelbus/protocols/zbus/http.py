@@ -362,6 +362,15 @@ class WebSession(HttpSession):
         """Whether another server can continue the connection, once its requests are answered."""
         return True
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether the connection is a WebSocket whose copy loses nothing; one for plain HTTP is made anew.
+
+        Bound urls die with their server: a client whose connection ends binds its urls again, else nobody does.
+        """
+        socket = self._socket
+        return socket is not None and not self.session.binds and socket.is_copyable
+
     def continuation(self) -> Continuation | None:
         """Return what another server needs to continue the connection; `None` before its first request."""
         if not self.established or self._decoder.begun is not None:
@@ -375,6 +384,7 @@ class WebSession(HttpSession):
             called=list(session.called),
             taken=list(session.taken),
             subscriptions=session.keep(),
+            binds=self.session.binds or session.binds,
         )
         return Continuation(session.id, encode_session(kept))
 

@@ -96,6 +96,11 @@ class Publisher(Generic[Asked]):
             self._append()  # each batch is of one principal
             self._principal = principal
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything is answered, also what responders of other protocols were asked."""
+        return not (self._replies or self._receipts or self._batches or self._calls or self._asked)
+
     # -- what is gathered --------------------------------------------------------------------------------------------
 
     def reply(self, reply: Message, asked: Asked) -> None:

@@ -73,6 +73,8 @@ class Session(Generic[Asked]):
         """The MQs to which this connection has sent what a service may answer."""
         self.taken: dict[str, None] = {}
         """The MQs from which this connection has taken messages."""
+        self.binds = False
+        """Whether this connection has bound urls."""
         self._proof: str | None = None
         self._root: Root | None = None
         """The root of the principal."""
@@ -295,6 +297,7 @@ class Session(Generic[Asked]):
         clear = flag(message, "clearBind", default=True)
         entries = read_bindings(message, self.principal.relative(mq))
         self._hub.bind(mq, entries, self.principal, clear=clear)
+        self.binds = True
         return text_reply(message.headers["id"], m.OK, m.bound(mq))
 
     def _route(self, message: Message) -> Message | None:
@@ -428,6 +431,13 @@ class Session(Generic[Asked]):
 
     # -- from one server to the next ---------------------------------------------------------------------------------
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether nothing but a message of the client or for it changes what is kept, and no request is under way."""
+        if self.binds or self._change is not None or not self._publisher.is_idle:
+            return False
+        return all(one.is_copyable for one in self._subscriptions.values())
+
     def keep(self) -> list[KeptSubscription]:
         """Return the subscriptions, for the next server."""
         return [
@@ -443,6 +453,7 @@ class Session(Generic[Asked]):
         """
         hub, receiver = self._hub, self._receiver
         self.called, self.taken = dict.fromkeys(kept.called), dict.fromkeys(kept.taken)
+        self.binds = kept.binds
         for one in kept.subscriptions:
             assert receiver is not None, "plain HTTP has no subscriptions"
             principal = identity(one.proof)

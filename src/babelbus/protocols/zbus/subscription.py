@@ -115,6 +115,14 @@ class Subscription:
             self.member.principal = principal
         return self._hub.broker.may_topic(principal, Action.CONSUME, self.mq)
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether the subscription has its channel, which no other client takes over: no message tells of either."""
+        if self.member is None:
+            return False
+        group = self._hub.groups.find(self.mq, self.channel)
+        return group is not None and not self._hub.channel_mask(group) & Mask.TAKEOVER
+
     def leave(self) -> None:
         """End the subscription."""
         member, self.member = self.member, None

@@ -199,6 +199,11 @@ class SocketSession(WebSocketSession):
         """Whether the client is as far as it has to be."""
         return True
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether a copy of the session loses nothing: the client has come, and takes what it is sent."""
+        return not (self.held or self.busy) and self.session.is_copyable
+
     def close(self) -> None:
         """Close the session: the connection is gone."""
         self.session.close()
