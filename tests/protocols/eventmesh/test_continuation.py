@@ -15,6 +15,7 @@ from babelbus.core.record import Event
 from babelbus.errors import BabelbusError
 from babelbus.identities.proofs import Proofs
 from babelbus.identities.tokens import make_token
+from babelbus.protocols.connection import Connection
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.continuation import KeptSession, decode_session
@@ -22,6 +23,7 @@ from babelbus.protocols.eventmesh.hub import Hub
 from babelbus.protocols.eventmesh.service import ACK_STEP_SECONDS, EventmeshService
 from babelbus.protocols.eventmesh.session import Session
 from babelbus.storage.files import FileSystem
+from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, in_loop, turns
 from tests.support.clock import ManualClock
 from tests.support.eventmesh import AGENT, HEAD, NEW, OLD, MeshClient, frame
@@ -58,6 +60,13 @@ class House:
         """Stop this server in order; return the one that goes on."""
         await self.bus.broker.close()
         return House(self.bus.files, clock=self.bus.clock, **options)
+
+    def kill(self, **options: Any) -> "House":
+        """Kill this server; return the one that goes on."""
+        files = self.bus.files
+        assert isinstance(files, FaultyFiles)
+        files.kill()
+        return House(files, clock=self.bus.clock, **options)
 
     async def publish(self, *texts: str, topic: str = "news") -> None:
         await self.hub.publish([Event(topic, text.encode()) for text in texts]).wait()
@@ -127,6 +136,18 @@ class Talker:
     def commands(self) -> list[str]:
         return [header["cmd"] for header, _ in self.heard()]
 
+    def copy(self) -> KeptSession:
+        """Return a copy of the session, as its owner sends it each second."""
+        assert self.session.is_copyable
+        copies = []
+        for _ in range(2):
+            continuation = self.session.continuation()
+            assert continuation is not None
+            copies.append(decode_session(continuation.content))
+        assert copies[0] == msgspec.structs.replace(copies[1], owner=copies[0].owner)
+        assert self.session.is_copyable
+        return copies[1]
+
     def keep(self) -> KeptSession:
         """Hand over the session."""
         continuation = self.session.continuation()
@@ -136,6 +157,11 @@ class Talker:
         self.outbox.close()
         self.session.leave()
         return kept
+
+
+def is_copyable(talker: Talker) -> bool:
+    """Return whether a copy of the session is made now."""
+    return talker.session.is_copyable
 
 
 @pytest.mark.parametrize("surplus", [OLD, NEW])
@@ -416,3 +442,128 @@ async def test_a_proof_that_ends_meanwhile_proves_nothing_at_the_next_server() -
     with pytest.raises(BabelbusError):
         Talker(second, kept=msgspec.structs.replace(kept, caller=ends))
     await second.bus.broker.close()
+
+
+# -- copies, for the death of the owner ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("are_saved", [False, True])
+@in_loop
+async def test_a_copied_consumer_works_on_and_its_copy_gets_all_it_did_not_acknowledge(are_saved: bool) -> None:
+    first = House()
+    before = await (await Talker(first, surplus=OLD).hello()).listen()
+    before.copy()
+    await first.publish("a", "b", "c")
+    pushes = before.pushed()
+    assert [text for _, text in pushes] == ["a", "b", "c"]
+    await before.acknowledge(pushes[0][0], pushes[2][0])
+    kept = before.copy()
+    if are_saved:
+        await first.bus.broker.groups.commit()
+    second = first.kill()
+    after = Talker(second, surplus=OLD, kept=kept)
+    await turns()
+    again = after.pushed()
+    assert [text for _, text in again] == (["b"] if are_saved else ["a", "b", "c"])
+    await after.acknowledge(pushes[1][0])  # comes late, and counts for no other push
+    assert second.bus.broker.groups.get("news", "G").info().in_flight == len(again)
+    await after.acknowledge(*(seq for seq, _ in again))
+    await second.publish("d")
+    assert [text for _, text in after.pushed()] == ["d"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_messages_that_come_after_the_copy_and_before_the_death_reach_it_or_another_member() -> None:
+    first = House()
+    talkers = [await (await Talker(first).hello()).listen() for _ in range(2)]
+    copies = [talker.copy() for talker in talkers]
+    await first.publish("a", "b")
+    assert sorted(text for talker in talkers for _, text in talker.pushed()) == ["a", "b"]
+    second = first.kill()
+    after = Talker(second, kept=copies[0])  # the other was sent something, so that its copy does not count
+    await turns()
+    assert sorted(text for _, text in after.pushed()) == ["a", "b"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_a_copy_of_a_publisher_and_of_a_client_that_does_not_listen_yet_go_on() -> None:
+    first = House()
+    publisher = await Talker(first).hello("pub")
+    reader = await (await Talker(first).hello()).subscribe(mode="BROADCASTING")
+    copies = publisher.copy(), reader.copy()
+    second = first.kill()
+    publisher, reader = (Talker(second, kept=kept) for kept in copies)
+    assert await reader.ask("LISTEN_REQUEST") == 0
+    assert await publisher.ask("ASYNC_MESSAGE_TO_SERVER", {"topic": "news", "body": "x"}) == 0
+    assert [text for _, text in reader.pushed()] == ["x"]
+    await second.bus.broker.close()
+
+
+@in_loop
+async def test_a_client_that_hears_broadcasts_is_not_copied() -> None:
+    house = House()
+    talker = await (await Talker(house).hello()).listen(mode="BROADCASTING")
+    assert talker.session.is_portable
+    assert not is_copyable(talker)
+    await house.bus.broker.close()
+
+
+@in_loop
+async def test_neither_a_requester_that_waits_nor_a_responder_that_owes_the_reply_is_copied() -> None:
+    house = House()
+    responder = await (await Talker(house).hello()).listen(kind="SYNC")
+    requester = await Talker(house).hello("pub")
+    assert is_copyable(responder)
+    assert is_copyable(requester)
+    await requester.say("REQUEST_TO_SERVER", {"topic": "news", "body": "?"})
+    assert not is_copyable(responder)
+    assert not is_copyable(requester)
+    await house.bus.broker.close()
+
+
+@pytest.mark.parametrize("begin", [_say_nothing, _leave, _hear_goodbye, _be_redirected])
+@in_loop
+async def test_a_client_that_has_not_begun_or_that_leaves_is_not_copied(begin: Callable[[Talker], Any]) -> None:
+    house = House()
+    talker = Talker(house)
+    await begin(talker)
+    assert not is_copyable(talker)
+    await house.bus.broker.close()
+
+
+@in_loop
+async def test_a_client_whose_topic_was_removed_is_not_copied_until_it_subscribes_again() -> None:
+    house = House()
+    talker = await (await Talker(house).hello()).listen()
+    await house.hub.remove_topic("news").wait()
+    assert not is_copyable(talker)
+    await talker.subscribe()
+    assert is_copyable(talker)
+    await house.bus.broker.close()
+
+
+@in_loop
+async def test_a_copy_from_before_a_right_was_lost_does_not_go_on() -> None:
+    house = House(access="enforce")
+    house.bus.topic()
+    kept = (await (await Talker(house).hello(token=TOKEN.secret)).listen()).copy()
+    second = house.kill(access="enforce", entries=(ALICE,))
+    with pytest.raises(BabelbusError):
+        Talker(second, kept=kept)
+    assert second.hub.peers == {}
+    await second.bus.broker.close()
+
+
+def test_a_connection_gives_copies_of_a_client_that_holds_a_message_and_the_client_works_on(
+    mesh: tuple[LiveServer, EventmeshService, MeshClient],
+) -> None:
+    live, service, client = mesh
+    assert client.push()[1]["body"] == "a"
+    [connection] = service.connections
+    assert isinstance(connection, Connection)
+    copies = [live.call(connection.copy) for _ in range(2)]
+    assert None not in copies
+    client.publish("news", "b")
+    assert client.push()[1]["body"] == "b"

@@ -584,6 +584,15 @@ class Session(contract.Session):
         """Whether another server can continue the session: nobody leaves, or waits for a reply of another client."""
         return self._agent is not None and self.ends_at == math.inf and self._requests.is_idle
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether only frames of the client or for it change what is kept, and groups send again what a copy misses.
+
+        Messages that the client has not acknowledged come again, as after every crash; no broadcast does. A
+        subscription whose topic was removed ends without a frame: a copy from before would begin it again.
+        """
+        return self.is_portable and not any(one.is_over or one.live is not None for one in self._subscribed.values())
+
     def rest(self) -> None:
         """Send nothing more of groups: the server is about to stop."""
         self._resting = True
