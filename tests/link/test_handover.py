@@ -13,7 +13,7 @@ from babelbus.config import TlsSettings
 from babelbus.link import core, peer
 from babelbus.link.client import Client
 from babelbus.link.edge import Edge
-from babelbus.link.frames import PING, encode
+from babelbus.link.frames import PING, Copy, encode
 from babelbus.link.security import LinkTls
 from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.listening.certificates import Certificates
@@ -64,12 +64,12 @@ class Cluster:
         await self.first.core.close()
         await until(lambda: not self.edge.is_connected)
 
-    def continue_session(self) -> Session:
+    def continue_session(self, session_id: str = ID) -> Session:
         """Let the second core continue the session."""
         session = Session(self.second.door)
         transport = LinkedTransport(Absence(), 0, session, {"peername": ("127.0.0.1", 1), "sockname": None})
         session.connection_made(transport)
-        self.second.core.absent[ID] = transport
+        self.second.core.absent[session_id] = transport
         return session
 
 
@@ -307,3 +307,109 @@ def test_the_end_of_a_core_does_not_wait_for_strangers(monkeypatch: pytest.Monke
                 await end.close()
 
     asyncio.run(asyncio.wait_for(test(), SAFETY_NET_SECONDS / 2))
+
+
+def copy(session: Session, session_id: str = "s" * 32) -> Copy:
+    """Return a copy of a session of the first epoch."""
+    return Copy(1, 7, session.transport.received_bytes, session_id, b"all of it")
+
+
+async def copied(both: Cluster, session: Session) -> None:
+    """Copy the session of a client that has said something, and return when its member has the copy."""
+    [link] = both.first.core.links
+    link.send_copy(session.transport, copy(session))
+    link.send_mark(9)
+    edge_link = both.edge._link
+    assert edge_link is not None
+    await until(lambda: edge_link.heard == 9)
+
+
+def test_a_client_waits_with_its_copy_when_its_core_dies_and_the_next_core_has_the_copy_before_it_serves() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, writer, session = await both.dial()
+            writer.write(b"one")
+            await until(lambda: session.received == b"one")
+            await copied(both, session)
+            [link] = both.first.core.links
+            link.end("killed")
+            await until(lambda: not both.edge.is_connected)
+            assert both.edge.copies() == [copy(session)._replace(heard=9)]
+            gathered: list[Copy] = []
+            both.second.core.serves = False
+            both.second.core.on_copy = gathered.append
+            await both.second.link(both.edge, "tcp")
+            await until(lambda: both.second.core.copied == {"member"})
+            assert gathered == both.edge.copies()
+            following = both.continue_session("s" * 32)
+            both.second.core.serve()
+            following.transport.write(b"!")
+            assert await reader.readexactly(1) == b"!"
+            writer.write(b"two")
+            await until(lambda: following.received == b"two")
+            assert both.edge.copies() == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("change", ["client speaks", "core speaks", "withdrawn", "crossed", "stop"])
+def test_a_copy_is_not_true_any_more_after_the_next_byte(change: str) -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, writer, session = await both.dial()
+            [link] = both.first.core.links
+            if change == "crossed":  # the core made it before these bytes came
+                before = copy(session)
+                writer.write(b"one")
+                await until(lambda: session.received == b"one")
+                link.send_copy(session.transport, before)
+            else:
+                await copied(both, session)
+            if change == "client speaks":
+                writer.write(b"one")
+                await until(lambda: session.received == b"one")
+            elif change == "core speaks":
+                session.transport.write(b"!")
+                assert await reader.readexactly(1) == b"!"
+            elif change == "withdrawn":
+                link.withdraw_copy(session.transport)
+            elif change == "stop":
+                await both.pause()
+            await turns()
+            link._flush()
+            await link.close("killed")
+            await until(lambda: not both.edge.is_connected)
+            assert both.edge.copies() == []
+            assert await reader.read() == b""
+
+    asyncio.run(test())
+
+
+def test_clients_with_copies_are_closed_when_their_core_turns_out_to_live() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            await copied(both, session)
+            [link] = both.first.core.links
+            link.end("cut off")
+            await until(lambda: not both.edge.is_connected)
+            both.edge.drop_copies()
+            assert await reader.read() == b""
+            assert both.edge.connections == 0
+
+    asyncio.run(test())
+
+
+def test_a_client_whose_copy_no_core_has_is_closed() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            await copied(both, session)
+            [link] = both.first.core.links
+            link.end("cut off")
+            await until(lambda: not both.edge.is_connected)
+            await both.second.link(both.edge, "tcp")
+            assert await reader.read() == b""
+            assert both.edge.connections == 0
+
+    asyncio.run(test())

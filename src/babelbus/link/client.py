@@ -14,6 +14,7 @@ from babelbus.link.frames import (
     TAKEN,
     TLS_RECORD_BYTES_MAX,
     WINDOW_BYTES,
+    Copy,
     LinkError,
     Loss,
     Secured,
@@ -86,6 +87,7 @@ class Client(asyncio.Protocol):
     __slots__ = (
         "blocked",
         "continues",
+        "copy",
         "delivered",
         "early",
         "edge",
@@ -101,6 +103,7 @@ class Client(asyncio.Protocol):
         "outstanding",
         "paused",
         "raw",
+        "sent_bytes",
         "settling",
         "timer",
         "told",
@@ -126,6 +129,10 @@ class Client(asyncio.Protocol):
         """Whether the core stops, and takes nothing more."""
         self.continues = ""
         """The id of the session that the core has handed over to the next one."""
+        self.copy: Copy | None = None
+        """The copy of its session, until the next byte."""
+        self.sent_bytes = 0
+        """Bytes that were sent to the core over this link."""
         self.eof = False
         self.entered = True
         self.lost = False
@@ -247,6 +254,8 @@ class Client(asyncio.Protocol):
             else:
                 taken = 0
         link.send_data(self.number, taken, data)
+        self.copy = None
+        self.sent_bytes += size
         self.outstanding += size
         if self.outstanding >= WINDOW_BYTES and not self.paused:
             self.pause()
@@ -272,7 +281,7 @@ class Client(asyncio.Protocol):
     def wait(self) -> None:
         """Wait for a link to the next core."""
         self.link = None
-        self.number = self.outstanding = self.delivered = self.told = 0
+        self.number = self.outstanding = self.delivered = self.told = self.sent_bytes = 0
         self.blocked = False
         self.held = True
         if not self.paused:
@@ -297,6 +306,7 @@ class Client(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Send the end of what the client sends to the core, which decides when to close."""
         self.eof = True
+        self.copy = None
         if self.link is not None and self.is_secure and not self.held:
             self.link.send(EOF, self.number)
         return bool(self.transport.can_write_eof())
@@ -321,6 +331,7 @@ class Client(asyncio.Protocol):
         """Write bytes of the core to the client."""
         if taken:
             self.take(taken)
+        self.copy = None
         self.transport.write(data)
         self.count_delivered(len(data))
 
@@ -332,6 +343,14 @@ class Client(asyncio.Protocol):
         if not self.settling:
             self.settling = True
             self.edge.settle_later(self)
+
+    def keep_copy(self, copy: Copy | None) -> None:
+        """Keep a copy of the session, unless bytes of the client were on their way when the core made it.
+
+        `None` withdraws the last one.
+        """
+        is_true = copy is not None and copy.received_bytes == self.sent_bytes and not (self.early or self.eof)
+        self.copy = copy if is_true else None
 
     def take(self, size_bytes: int) -> None:
         """Count bytes that the core has taken, and read on if it has room."""
@@ -364,10 +383,12 @@ class Client(asyncio.Protocol):
 
     def close(self) -> None:
         """Close behind what was written."""
+        self.copy = None
         self.transport.close()
 
     def end_output(self) -> None:
         """Send the end of what is sent."""
+        self.copy = None
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
 

@@ -17,12 +17,16 @@ from babelbus.link.frames import (
     BATCH,
     BLOCKED,
     CONTINUED,
+    COPIED,
+    COPY,
     DATA,
     EOF,
     HELLO,
     LINK_VERSION,
     LOST,
     MAGIC,
+    MARK,
+    MARK_FORM,
     OPEN,
     PAUSED,
     PING,
@@ -30,10 +34,12 @@ from babelbus.link.frames import (
     REFUSE,
     RELOAD,
     SECURE,
+    SERVES,
     STOP,
     TAKEN,
     WELCOME,
     WINDOW_BYTES,
+    Copy,
     Frame,
     Hello,
     LinkError,
@@ -43,6 +49,7 @@ from babelbus.link.frames import (
     Secured,
     Welcome,
     read,
+    read_copy,
 )
 from babelbus.link.lobby import Lobby
 from babelbus.link.peer import LOCAL_SILENCE_SECONDS, SILENCE_SECONDS, Peer
@@ -197,6 +204,11 @@ class CoreLink(Peer):
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
                     break
+        elif kind == COPY:
+            self._core.on_copy(read_copy(payload))
+        elif kind == COPIED:
+            self._core.copied.add(self.name)
+            self._core.on_copied()
         elif kind == PAUSED:
             if not self.paused.done():
                 self.paused.set_result(None)
@@ -222,7 +234,7 @@ class CoreLink(Peer):
         self.name = self._local_name or hello.name
         self._stop_deadline()
         self._decoder.trust()
-        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners)))
+        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners), self._core.serves))
         log.log(logging.DEBUG if self._local_name else logging.INFO, "edge %s (%s) is linked", self.name, self.peer)
         self._core.linked(self)
 
@@ -231,6 +243,8 @@ class CoreLink(Peer):
     def _open(self, number: int, opening: Opening) -> None:
         if number in self.transports or not number:
             raise LinkError(f"connection {number} is open")
+        if not self._core.serves:
+            raise LinkError("a client for a core that takes none yet")
         if opening.continues:
             self._continue(number, opening.continues)
             return
@@ -336,6 +350,18 @@ class CoreLink(Peer):
         del self.transports[transport.number]
         transport.leave()
 
+    def send_copy(self, transport: LinkedTransport, copy: Copy) -> None:
+        """Send a copy of the session of a client to its member."""
+        self.send(COPY, transport.number, copy.encode())
+
+    def withdraw_copy(self, transport: LinkedTransport) -> None:
+        """Send that a copy is not true any more."""
+        self.send(COPY, transport.number)
+
+    def send_mark(self, heard: int) -> None:
+        """Send up to which offset of the log of the state the clients with a copy have heard everything."""
+        self.send(MARK, payload=MARK_FORM.pack(heard))
+
     def forget(self, transport: LinkedTransport) -> None:
         """Drop a transport that is closed here."""
         self.transports.pop(transport.number, None)
@@ -439,6 +465,12 @@ class CoreEnd:
         """Links whose edge has said who it is."""
         self.absent: dict[str, LinkedTransport] = {}
         """Clients whose sessions another core has handed over, and whose edges have not come yet, by session."""
+        self.serves = True
+        """Whether clients are taken; edges link before, and send the copies of sessions that they have."""
+        self.copied: set[str] = set()
+        """The edges that have sent all copies."""
+        self.on_copy: Callable[[Copy], None] = lambda copy: None
+        self.on_copied: Callable[[], None] = lambda: None
         self.address = ""
         """Where `listen` listens: "host:port"."""
         self.on_linked: Callable[[CoreLink], None] = lambda link: None
@@ -460,6 +492,13 @@ class CoreEnd:
         for link in self.links:
             sums[link.name] += figure(link)
         return list(sums.items())
+
+    def serve(self) -> None:
+        """Take clients from now on."""
+        self.serves = True
+        self.on_copy, self.on_copied = lambda copy: None, lambda: None
+        for link in self.links:
+            link.send(SERVES)
 
     async def listen(self, host: str, port: int, tls: LinkTls | None = None, key: str = "") -> None:
         """Open an address for links of other machines; `tls` asks edges for a certificate, and all need the key.

@@ -18,12 +18,15 @@ from babelbus.link.frames import (
     BATCH,
     CLOSE,
     CONTINUED,
+    COPIED,
+    COPY,
     DATA,
     EOF,
     HELLO,
     LINK_VERSION,
     LOST,
     MAGIC,
+    MARK,
     OPEN,
     PAUSED,
     PAYLOAD_BYTES_MAX,
@@ -31,9 +34,11 @@ from babelbus.link.frames import (
     READY,
     REFUSE,
     RELOAD,
+    SERVES,
     STOP,
     TAKEN,
     WELCOME,
+    Copy,
     Frame,
     Hello,
     LinkError,
@@ -42,6 +47,8 @@ from babelbus.link.frames import (
     Opening,
     Welcome,
     read,
+    read_copy,
+    read_mark,
 )
 from babelbus.link.peer import SILENCE_SECONDS, Peer
 from babelbus.listening.crowd import Crowd
@@ -86,6 +93,8 @@ class EdgeLink(Peer):
         self._batches: dict[int, Fronts] = {}
         """Batches that the core has not answered."""
         self._batch_number = 0
+        self.heard = 0
+        """Up to which offset of the log of the state all clients with a copy have heard everything."""
 
     def connection_made(self, transport: Any) -> None:
         """Send the hello of this edge."""
@@ -128,6 +137,13 @@ class EdgeLink(Peer):
             elif kind == CONTINUED:
                 if client is not None:
                     client.continues = payload.decode()
+            elif kind == COPY:
+                if client is not None:
+                    client.keep_copy(read_copy(payload) if payload else None)
+            elif kind == MARK:
+                self.heard = read_mark(payload)
+            elif kind == SERVES:
+                self._edge.core_serves(self)
             elif kind == RELOAD:
                 self._reload()
             elif kind != PING:
@@ -225,7 +241,7 @@ class EdgeLink(Peer):
                 reason = f"{reason} before its welcome; {UNKNOWN_CERTIFICATE}"
             self.welcome.set_exception(LinkError(reason))
         clients, self.clients = self.clients, {}
-        gone = [client for client in clients.values() if not self._edge.keep(client)]
+        gone = [client for client in clients.values() if not self._edge.keep(client, self.heard)]
         for client in gone:
             self._edge.drop(client, gently=True)
         if gone:
@@ -282,8 +298,10 @@ class Edge:
         self._slow_timer: asyncio.TimerHandle | None = None
         self._open_count = 0
         self._all_closed: asyncio.Future[None] | None = None
-        self._core_stops = False
-        """Whether the core of the link takes no further clients."""
+        self._core_serves = False
+        """Whether the core of the link takes clients: it may gather copies so far, or stop."""
+        self._stops = False
+        """Whether the core of the link, or of the one before, stops in order: copies of it are of no use."""
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -340,12 +358,34 @@ class Edge:
         if self._link is not None or link.done.done():
             link.end("this edge has another link")
             raise LinkError("the link ended before it began, or there is another link")
-        self._link, self._core_stops = link, False
+        self._link, self._core_serves, self._stops = link, False, False
         self._on_connected(welcome)
+        if welcome.serves:
+            self.core_serves(link)
+        else:
+            for copy in self.copies():
+                link.send(COPY, payload=copy.encode())
+            link.send(COPIED)
+        return welcome
+
+    def core_serves(self, link: EdgeLink) -> None:
+        """Open the clients that have waited for a core that takes clients."""
+        if self._link is not link or self._core_serves or self._stops:
+            return
+        self._core_serves = True
         for client in list(self.waiting):
             self._end_waiting(client)
+            client.copy = None
             self._open(link, client)
-        return welcome
+
+    def copies(self) -> list[Copy]:
+        """Return the copies of the sessions whose clients wait here, because their core ended without a word."""
+        return [client.copy for client in self.waiting if client.copy is not None]
+
+    def drop_copies(self) -> None:
+        """Close the clients that wait with a copy: their core lives, and has ended their sessions."""
+        for client in [client for client in self.waiting if client.copy is not None]:
+            self._refuse_waiting(client)
 
     def _open(self, link: EdgeLink, client: Client) -> None:
         has_left = bool(client.continues) and client.has_left()
@@ -384,8 +424,9 @@ class Edge:
 
     def core_stops(self) -> None:
         """Handle that the core takes no further clients: close the listeners, or let clients wait for the next core."""
+        self._stops = True
         if self._waiting_max:
-            self._core_stops = True
+            self._core_serves = False
             if self._link is not None:
                 self._link.pause()
         else:
@@ -431,7 +472,7 @@ class Edge:
         if connection is not None and is_reserved(connection.fileno(), is_admin=client.listener.is_admin):
             self._refuse(client, "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return False
-        if self._link is not None and not self._core_stops:
+        if self._link is not None and self._core_serves:
             self._link.open(client)
             return True
         if client.listener.tls is None and client.stand_in():
@@ -455,9 +496,17 @@ class Edge:
         client.timer = asyncio.get_running_loop().call_later(self._waiting_seconds, self._refuse_waiting, client)
         return True
 
-    def keep(self, client: Client) -> bool:
-        """Keep a client whose session the next core continues; return whether it is one."""
-        if not client.continues or client.lost:
+    def keep(self, client: Client, heard: int) -> bool:
+        """Keep a client whose session the next core continues; return whether it is one.
+
+        All clients with a copy have heard the changes of the state up to an offset.
+        """
+        copy = client.copy
+        if not client.continues and copy is not None and self._waiting_max and not self._stops:
+            client.copy = copy._replace(heard=max(copy.heard, heard))
+            client.continues = copy.id
+        if not client.continues or client.lost or client.transport.is_closing():
+            client.copy = None
             return False
         client.wait()
         self._await_core(client)

@@ -7,7 +7,7 @@ flows the other way is the way back of that count. In a batch, `connection` is t
 """
 
 import struct
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from babelbus.units import KIB
 
 T = TypeVar("T")
 
-LINK_VERSION: Final = 3
+LINK_VERSION: Final = 4
 HEADER: Final = struct.Struct(">IBII")
 HEADER_BYTES: Final = HEADER.size
 PAYLOAD_BYTES_MAX: Final = 64 * KIB
@@ -50,7 +50,17 @@ STOP: Final = 16  # core -> edge: accept no more clients; the edge of a member a
 BATCH: Final = 17  # edge of this machine -> core: requests of many clients; core -> edge: the answer to the batch
 PAUSED: Final = 18  # edge of a member -> core: nothing of its clients comes behind this
 CONTINUED: Final = 19  # core -> edge of a member: the next core continues the session of this client; its id
-LAST_KIND: Final = CONTINUED
+COPY: Final = 20  # core -> edge of a member: Copy of the session of this client, empty: withdrawn; edge -> next core
+MARK: Final = 21  # core -> edge of a member: up to which offset its quiet clients have heard the state; MARK_FORM
+COPIED: Final = 22  # edge of a member -> next core: all copies are sent
+SERVES: Final = 23  # core -> edge of a member: it takes clients from now on
+LAST_KIND: Final = SERVES
+
+COPY_FORM: Final = struct.Struct(">QQQ32s")
+"""Epoch of the owner, offset of the log of the state, bytes of the client so far, id; the session stands behind it."""
+MARK_FORM: Final = struct.Struct(">Q")
+COPY_BYTES_MAX: Final = 48 * KIB
+"""Longest session that is copied."""
 
 
 class LinkError(BabelbusError):
@@ -97,6 +107,48 @@ class Welcome(msgspec.Struct, frozen=True):
     name: str
     """Name of the core."""
     listeners: list[ListenerInfo] = []
+    serves: bool = True
+    """Whether the core takes clients at once: one that takes over gathers the copies of sessions first."""
+
+
+class Copy(NamedTuple):
+    """The session of a quiet client, as the owner of an epoch has it until the next byte to or from the client."""
+
+    epoch: int
+    heard: int
+    """Up to which offset of the log of the state the client has heard everything."""
+    received_bytes: int
+    """Bytes of the client that the owner has received over this link."""
+    id: str
+    """32 letters; a session has another one at each owner."""
+    session: bytes
+
+    def encode(self) -> bytes:
+        """Return the payload of a frame."""
+        return COPY_FORM.pack(self.epoch, self.heard, self.received_bytes, self.id.encode()) + self.session
+
+
+def read_copy(payload: bytes) -> Copy:
+    """Return the copy of a payload.
+
+    Raises:
+        LinkError: the payload holds no copy.
+    """
+    if len(payload) <= COPY_FORM.size:
+        raise LinkError("no copy of a session")
+    epoch, heard, received_bytes, session_id = COPY_FORM.unpack_from(payload)
+    return Copy(epoch, heard, received_bytes, session_id.decode("ascii", "replace"), payload[COPY_FORM.size :])
+
+
+def read_mark(payload: bytes) -> int:
+    """Return the offset of a mark.
+
+    Raises:
+        LinkError: the payload holds no offset.
+    """
+    if len(payload) != MARK_FORM.size:
+        raise LinkError("no mark of a core")
+    return int(MARK_FORM.unpack(payload)[0])
 
 
 class Opening(msgspec.Struct, frozen=True):

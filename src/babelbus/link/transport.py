@@ -102,7 +102,9 @@ class LinkedTransport(asyncio.Transport):
         "held",
         "held_bytes",
         "number",
+        "received_bytes",
         "unsent_bytes",
+        "written_bytes",
     )
 
     def __init__(self, link: Link, number: int, protocol: asyncio.Protocol | None, extra: dict[str, Any]) -> None:
@@ -112,6 +114,8 @@ class LinkedTransport(asyncio.Transport):
         self._link = link
         self._protocol = protocol
         self.number = number
+        self.received_bytes = self.written_bytes = 0
+        """Bytes that have come from the client, and bytes for it, since it came over this link."""
         self.unsent_bytes = 0
         """Bytes that were written, and that the client has not taken as far as the edge has said."""
         self._passed_bytes = 0
@@ -194,6 +198,7 @@ class LinkedTransport(asyncio.Transport):
         """Send data of the client to the protocol, or keep it while reading is paused; drop what is behind its end."""
         if self._has_ended:
             return
+        self.received_bytes += len(data)
         if self._reading and not self.held:
             self._deliver(data)
             return
@@ -369,6 +374,7 @@ class LinkedTransport(asyncio.Transport):
         if self._closing or self._eof_sent or not data:
             return
         self.unsent_bytes += len(data)
+        self.written_bytes += len(data)
         if self._passed_bytes < PASSED_BYTES_MAX:
             self._pass(data)
         else:
