@@ -156,3 +156,29 @@ def test_receivers_hear_of_each_change_of_a_holder_and_of_nothing_else() -> None
     assert locks.acquire("k", "two", 2)
     locks.drop("two")
     assert heard == [Granted("k", "one"), Granted("k", "two", (1,)), Granted("k", None)]
+
+
+def test_the_place_of_a_wait_only_rises_and_stays_at_the_next_server() -> None:
+    locks = Locks()
+    for key in ("a", "b"):
+        locks.lock(key, "one")
+    locks.acquire("a", "two", 1)
+    early = locks.waits("two")
+    locks.drop("two")
+    locks.acquire("a", "three", 2)
+    locks.acquire("b", "two", 3)
+    [(_, place, _)] = early
+    [(_, later, _)] = locks.waits("three")
+    [(_, last, _)] = locks.waits("two")
+    assert place < later < last
+
+    following = Locks()
+    following.lock("a", "one")
+    following.acquire("a", "two", 1, place)
+    following.acquire("a", "three", 2, later)
+    following.acquire("a", "four", 4)
+    assert following.waits("two") == early
+    assert following.waits("three") == [("a", later, (2,))]
+    [(_, new, _)] = following.waits("four")
+    assert new > later
+    assert following.waiting("a") == ("two", "three", "four")

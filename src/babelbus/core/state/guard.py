@@ -274,10 +274,10 @@ class GuardedLocks(_Guard):
         self._check(Action.WRITE_STATE, key)
         return self._locks.lock(key, owner)
 
-    def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
+    def acquire(self, key: str, owner: Hashable, wait: int, place: int | None = None) -> bool:
         """Lock a key or wait for it; see `Locks.acquire`."""
         self._check(Action.WRITE_STATE, key)
-        return self._locks.acquire(key, owner, wait)
+        return self._locks.acquire(key, owner, wait, place)
 
     def release(self, key: str, owner: Hashable) -> GrantedLock:
         """Release a lock; see `Locks.release`, whose errors say whether somebody holds it."""

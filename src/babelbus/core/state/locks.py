@@ -27,6 +27,16 @@ class Granted(msgspec.Struct, frozen=True):
     waits: tuple[int, ...] = ()
 
 
+class _Waits:
+    """The waits of one owner for one lock, and their place in the queue."""
+
+    __slots__ = ("numbers", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.numbers: list[int] = []
+
+
 class Locks:
     """All locks. An owner is whatever stands for a client; a wait is a number that the owner chose.
 
@@ -36,7 +46,9 @@ class Locks:
     def __init__(self) -> None:
         self.receivers: list[Callable[[Granted], None]] = []
         self._holders: dict[str, Hashable] = {}
-        self._queues: dict[str, dict[Hashable, list[int]]] = {}
+        self._queues: dict[str, dict[Hashable, _Waits]] = {}
+        self._begun = 0
+        """The place of the next owner that begins to wait. Places only rise, so they compare at any two moments."""
         self._keys: dict[Hashable, dict[str, None]] = {}
         """The keys that each owner holds or waits for, in the order of the requests."""
 
@@ -49,11 +61,11 @@ class Locks:
         return tuple(self._keys.get(owner, ()))
 
     def waits(self, owner: Hashable) -> list[tuple[str, int, tuple[int, ...]]]:
-        """Return each key that an owner waits for, its place in the queue, and the numbers of its waits."""
+        """Return each key that an owner waits for, its place in the queue (see `_begun`), and its waits."""
         return [
-            (key, list(queue).index(owner), tuple(queue[owner]))
+            (key, waits.place, tuple(waits.numbers))
             for key in self.keys(owner)
-            if owner in (queue := self._queues.get(key, {}))
+            if (waits := self._queues.get(key, {}).get(owner)) is not None
         ]
 
     def has_room(self, owner: Hashable, key: str, count_max: int) -> bool:
@@ -80,14 +92,26 @@ class Locks:
             raise LockHeldError(key)
         return self._hold(key, owner)
 
-    def acquire(self, key: str, owner: Hashable, wait: int) -> bool:
-        """Lock a key or wait for it; return whether the owner has it now. All waits of one owner have one place."""
+    def acquire(self, key: str, owner: Hashable, wait: int, place: int | None = None) -> bool:
+        """Lock a key or wait for it; return whether the owner has it now. All waits of one owner have one place.
+
+        A wait that began at another server keeps its `place`; such waits are acquired in the order of their places.
+        """
+        if place is not None:
+            self._begun = max(self._begun, place + 1)
         holder = self._holders.setdefault(key, owner)
         if holder == owner:
             self._hold(key, owner)
             return True
         self._keys.setdefault(owner, {})[key] = None
-        self._queues.setdefault(key, {}).setdefault(owner, []).append(wait)
+        queue = self._queues.setdefault(key, {})
+        waits = queue.get(owner)
+        if waits is None:
+            if place is None:
+                place = self._begun
+                self._begun += 1
+            waits = queue[owner] = _Waits(place)
+        waits.numbers.append(wait)
         return False
 
     def release(self, key: str, owner: Hashable) -> Granted:
@@ -135,7 +159,7 @@ class Locks:
             if not queue:
                 del self._queues[key]
             self._holders[key] = owner
-            granted = Granted(key, owner, tuple(waits))
+            granted = Granted(key, owner, tuple(waits.numbers))
         self._tell(granted)
         return granted
 
@@ -152,7 +176,7 @@ class Locks:
         if not queue:
             del self._queues[key]
         self._forget(owner, key)
-        return tuple(waits)
+        return tuple(waits.numbers)
 
     def _forget(self, owner: Hashable, key: str) -> None:
         keys = self._keys.get(owner)

@@ -25,7 +25,7 @@ class KeptNames(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptWait(msgspec.Struct, frozen=True, array_like=True):
-    """The waits for a lock, and the place in its queue."""
+    """The waits for a lock, and the number of their place in its queue; see `Locks.waits`."""
 
     key: str
     place: int

@@ -231,7 +231,7 @@ class Session(Peer):
     def wait_again(self, wait: KeptWait) -> None:
         """Wait for a lock at the end of its queue, or take it if it is free by now."""
         for number in wait.waits:
-            if self.access.state.locks.acquire(wait.key, self.client_id, number):
+            if self.access.state.locks.acquire(wait.key, self.client_id, number, wait.place):
                 self.send_granted((number,))
 
     def tick(self) -> None:
