@@ -133,7 +133,12 @@ class Bus:
         )
 
     def open_state(
-        self, *, checkpoint_bytes: int = 2**20, key_bytes_max: int = KEY_BYTES_MAX, **settings: Any
+        self,
+        *,
+        checkpoint_bytes: int = 2**20,
+        key_bytes_max: int = KEY_BYTES_MAX,
+        since: int | None = None,
+        **settings: Any,
     ) -> State:
         """Open the state, whose transient keys are `$SYS`; its topic is compacted unless told otherwise."""
         kept = TopicSettings(**{"cleanup": "compact", **settings})
@@ -144,6 +149,7 @@ class Bus:
             checkpoint_bytes=checkpoint_bytes,
             transient="$SYS",
             key_bytes_max=key_bytes_max,
+            since=since,
         )
 
     async def die(self) -> None:

@@ -161,6 +161,7 @@ class Broker(Catalog):
         transient: str,
         key_bytes_max: int = KEY_BYTES_MAX,
         away: Iterable[str] = (),
+        since: int | None = None,
     ) -> State:
         """Open the state, kept by a topic with these settings and checkpoints in `folder`; see `State.open`.
 
@@ -172,7 +173,7 @@ class Broker(Catalog):
         self.state = State(kept, self._publish_changes, key_bytes_max=key_bytes_max)
         if hasattr(self, "gate"):
             self.state.rights_of = self._rights_of
-        self.state.open(self._topic_of_key, away)
+        self.state.open(self._topic_of_key, away, since)
         self._opened.append(self.state.close)
         self.history = History(topic)
         return self.state

@@ -8,7 +8,7 @@ import pytest
 
 from babelbus.core.receipt import Promise, Receipt
 from babelbus.core.state.key_index import KeyPattern
-from babelbus.core.state.log import Kept
+from babelbus.core.state.log import Kept, Kind
 from babelbus.core.state.tree import State, Testament
 from babelbus.errors import StorageError
 from babelbus.storage.contract import Fit
@@ -354,3 +354,142 @@ async def test_a_checkpoint_of_a_member_is_not_believed_when_the_log_holds_other
     files.replace_file(CHECKPOINT, kept)
     _, state = member(other)
     assert tree(state) == {"k": (b"2", 0)}
+
+
+@in_loop
+async def test_changes_from_an_offset_on_are_remembered_with_the_entry_before_each() -> None:
+    bus = await filled(FaultyFiles())
+    since = bus.broker.state.told_offset
+    state = bus.broker.state
+    state.set("a/b", b"2")
+    state.set_testament("x", WILL)
+    state.compare_and_set("versioned", b"3", 2)
+    state.delete("a/b")
+    state.delete("versioned")
+    state.set("new", b"4")
+    await settle(state)
+    assert state.told_offset == since + 6
+    await bus.die()
+    again = Bus(bus.files).open_state(since=since)
+    assert again.unheard == [
+        (since, (Kind.SET, "a/b", b"2", b"1", 0)),
+        (since + 2, (Kind.SET, "versioned", b"3", Kept(b'"two"', 2), 3)),
+        (since + 3, (Kind.DELETED, "a/b", b"2", b"2", 0)),
+        (since + 4, (Kind.DELETED, "versioned", b"3", Kept(b"3", 3), 0)),
+        (since + 5, (Kind.SET, "new", b"4", None, 0)),
+    ]
+    assert tree(again) == {"new": (b"4", 0), "ü": (b"{}", 0)}
+
+
+@in_loop
+async def test_a_checkpoint_behind_the_first_remembered_change_is_not_used() -> None:
+    bus = await filled(FaultyFiles())
+    since = bus.broker.state.told_offset
+    bus.broker.state.set("a/b", b"2")
+    await bus.broker.close()  # writes a checkpoint
+    bus = Bus(bus.files)
+    state = bus.open_state()
+    state.set("a/b", b"3")
+    await settle(state)
+    end = state.told_offset
+    await bus.die()
+    for first in (since, since + 1, end):
+        expected = [
+            (since, (Kind.SET, "a/b", b"2", b"1", 0)),
+            (since + 1, (Kind.SET, "a/b", b"3", b"2", 0)),
+        ]
+        loaded = state._log.load(first)
+        assert loaded.unheard == expected[first - since :]
+        assert loaded.values["a/b"] == b"3"
+
+
+@in_loop
+async def test_changes_that_the_log_has_not_or_too_many_of_them_are_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = await filled(FaultyFiles())
+    state_log = bus.broker.state._log
+    end = bus.broker.state.told_offset
+    assert state_log.load(end).unheard == []
+    assert state_log.load(end + 1).unheard is None
+    assert state_log.load(end - 3).unheard != []
+    monkeypatch.setattr("babelbus.core.state.log.UNHEARD_MAX", 2)
+    assert state_log.load(end - 3).unheard is None
+    assert len(state_log.load(end - 2).unheard or ()) == 2
+    assert bus.broker.state.unheard == []
+
+
+@in_loop
+async def test_changes_that_compaction_has_looked_at_are_not_remembered() -> None:
+    bus = Bus(FaultyFiles())
+    state = bus.open_state(segment_bytes=1024)
+    for number in range(60):
+        state.set("k", b"%d" % number)
+        await settle(state)
+    bus.clock.advance(2 * 86_400)
+    await bus.broker.clean()
+    until = state._log._partition.log.compacted_until
+    assert until > 0
+    assert state._log.load(until - 1).unheard is None
+    unheard = state._log.load(until).unheard
+    assert unheard is not None
+    assert [offset for offset, _ in unheard] == list(range(until, 60))
+
+
+@in_loop
+async def test_a_damaged_record_among_the_changes_ends_them(caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles()
+    bus = await filled(files)
+    end = bus.broker.state.told_offset
+    await bus.die()
+    (path,) = [path for path in files.paths() if path.endswith(".log")]
+    content = files.content(path)
+    content[content.index(b"versioned") + 1] ^= 0xFF
+    state = Bus(files).open_state(since=end - 3)
+    assert state.unheard is None
+    loaded = state._log.load(end - 1)
+    assert [offset for offset, _ in loaded.unheard or ()] == [end - 1]
+
+
+@in_loop
+async def test_what_is_appended_and_not_told_is_not_below_the_told_offset() -> None:
+    files = FaultyFiles()
+    bus, gate = Bus(files), Gate(files)
+    state = bus.open_state()
+    state.set("a", b"1")
+    await settle(state)
+    assert state.told_offset == 1
+    seen: list[int] = []
+    state.listeners.append(lambda changes, commit: seen.append(state.told_offset))
+    gate.shut()
+    state.set("pending", b"1")
+    receipts = [state.commit("test")]
+    await gate.reached()
+    state.set("b", b"1")
+    receipts.append(state.commit("test"))
+    assert state.told_offset == 1
+    gate.open()
+    await done(receipts)
+    assert state.told_offset == 3
+    assert seen == [1, 2]
+
+
+@in_loop
+async def test_all_testaments_wait_for_who_comes_back_when_changes_are_remembered() -> None:
+    bus = Bus(FaultyFiles())
+    state = bus.open_state()
+    for owner in ("here", "gone"):
+        state.set_testament(owner, Testament((), ((owner, msgspec.Raw(b"1")),)))
+    await settle(state)
+    end = state.told_offset
+    await bus.die()
+    state = Bus(bus.files).open_state(since=end)
+    assert tree(state) == {}
+    assert state.away == {"here", "gone"}
+    heard: list[str | None] = []
+    state.listeners.append(lambda changes, commit: heard.extend(change[1] for change in changes if change[0] == 0))
+    state.call_back({"here"})
+    await settle(state)
+    assert tree(state) == {"gone": (b"1", 0)}
+    assert heard == ["gone"]
+    assert list(state.testaments()) == ["here"]

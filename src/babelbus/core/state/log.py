@@ -49,6 +49,8 @@ CHECKPOINT_NAME = "checkpoint"
 CHECKPOINT_FORMAT = 1
 BLOCK_KEYS = 8192
 SOURCES_KEPT = 1024
+UNHEARD_MAX = 200_000
+"""Most changes that are remembered for sessions that go on: about 300 bytes each, without their values."""
 _BLOCK_HEAD_BYTES = 8
 
 
@@ -126,6 +128,18 @@ class Loaded(msgspec.Struct):
     values: dict[str, Entry]
     testaments: dict[str, bytes]
     offset: int
+    since: int | None = None
+    """The offset from which on changes are remembered; `None`: no changes are."""
+    unheard: list[Unheard] | None = msgspec.field(default_factory=list)
+    """The changes from `since` on; `None` if the log does not have them all, or more than `UNHEARD_MAX`."""
+
+    def add_unheard(self, change: Unheard) -> None:
+        """Add a change, unless there are too many or some are missing."""
+        if self.unheard is None:
+            return
+        self.unheard.append(change)
+        if len(self.unheard) > UNHEARD_MAX:
+            self.unheard = None
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -168,6 +182,16 @@ class StateLog:
         self._known_offset = 0
         """Up to which offset the last checkpoint knows the log."""
         self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last change that was appended or loaded."""
+        return self._end
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next change gets."""
+        return self._partition.next_offset
 
     def is_transient(self, key: str) -> bool:
         """Return whether a key is not logged."""
@@ -230,10 +254,11 @@ class StateLog:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def load(self) -> Loaded:
+    def load(self, since: int | None = None) -> Loaded:
         """Return the state as the log has it: from the checkpoint and what came after it, about 1 us a record.
 
-        Damaged records are left out and counted in the server's log: the rest must still be served.
+        Damaged records are left out and counted in the server's log: the rest must still be served. With `since`, the
+        changes from this offset on are remembered if the log still has them all.
 
         Raises:
             StorageError: the log cannot be read.
@@ -242,8 +267,12 @@ class StateLog:
         partition_log = self._partition.log
         # Compaction may have removed the tombstone of a key that an older checkpoint still has.
         first, end = max(partition_log.first_offset, partition_log.compacted_until), partition_log.next_offset
-        if loaded is None or not first <= loaded.offset <= end:
+        has_all = since is not None and first <= since <= end
+        # A checkpoint behind `since` has the results of changes that are to be remembered.
+        if loaded is None or not first <= loaded.offset <= (since if since is not None and has_all else end):
             loaded = Loaded({}, {}, partition_log.first_offset)
+        if since is not None:
+            loaded.since, loaded.unheard = since, [] if has_all else None
         self._known_offset = loaded.offset
         self._bytes_since = replay(partition_log, loaded, end)
         self._end = end
@@ -427,6 +456,8 @@ def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callab
             after = max(loaded.offset + 1, min(error.after, end))
             bad += after - loaded.offset
             loaded.offset = after
+            if loaded.since is not None and after > loaded.since:
+                loaded.unheard = None
             continue
         if chunk.data:
             _apply(decode_chunk(chunk.data, verified=True), loaded, wanted)
@@ -438,8 +469,8 @@ def replay(partition_log: PartitionLog, loaded: Loaded, end: int, wanted: Callab
 
 
 def _apply(columns: Columns, loaded: Loaded, wanted: Callable[[str], bool] | None) -> None:
-    data, values = bytes(columns.data), loaded.values
-    for _, _, start, stop, key_length, attributes, count in iterate_rows(columns):
+    data, values, since = bytes(columns.data), loaded.values, loaded.since
+    for offset, _, start, stop, key_length, attributes, count in iterate_rows(columns):
         if key_length < 0:
             continue
         raw = data[start - 4 - key_length : start - 4]
@@ -455,10 +486,24 @@ def _apply(columns: Columns, loaded: Loaded, wanted: Callable[[str], bool] | Non
         key = raw.decode()
         if (wanted is not None and not wanted(key)) or is_secret(key):  # of versions that kept such keys
             continue
-        if gone:
+        if since is not None and offset >= since:
+            version = dict(decode_headers(data, stop + 1, count)).get(VERSION_HEADER) if count > 1 else None
+            _follow(loaded, offset, key, None if gone else data[start:stop], int(version or 0))
+        elif gone:
             values.pop(key, None)
         elif count > 1:
             version = dict(decode_headers(data, stop + 1, count)).get(VERSION_HEADER)
             values[key] = Kept(data[start:stop], int(version)) if version else data[start:stop]
         else:
             values[key] = data[start:stop]
+
+
+def _follow(loaded: Loaded, offset: int, key: str, value: bytes | None, version: int) -> None:
+    """Record one change in the values and as unheard; `None` deletes the key."""
+    before = loaded.values.get(key)
+    if value is not None:
+        loaded.values[key] = Kept(value, version) if version else value
+        loaded.add_unheard((offset, (Kind.SET, key, value, before, version)))
+    elif before is not None:  # nobody hears of the deletion of a key that was not there
+        del loaded.values[key]
+        loaded.add_unheard((offset, (Kind.DELETED, key, parts_of(before)[0], before, 0)))

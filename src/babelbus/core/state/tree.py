@@ -18,7 +18,7 @@ from babelbus.core.access import Action, Rights
 from babelbus.core.receipt import DONE, Promise, settled
 from babelbus.core.state.key_index import SEPARATOR, KeyPattern, Names
 from babelbus.core.state.locks import Locks
-from babelbus.core.state.log import Change, Commit, Entry, Kept, Kind, StateLog, parts_of
+from babelbus.core.state.log import Change, Commit, Entry, Kept, Kind, StateLog, Unheard, parts_of
 from babelbus.core.state.patterns import KEY_BYTES_MAX
 from babelbus.core.state.reunion import missing_keys
 from babelbus.core.state.watches import Receive, Watch, Watches
@@ -102,6 +102,10 @@ class State:
         self._number = 0
         self._open: dict[int, Sequence[Change]] = {}
         """Commits that the log has not answered yet, in order."""
+        self._untold: dict[int, int] = {}
+        """Commits that are appended and not told, in order, and the offset from which on the log has each."""
+        self.unheard: list[Unheard] | None = []
+        """The changes that the log had from the `since` of `open` on; `None` if it did not have them all."""
         self._last = DONE
         self.rights_of: Callable[[str], Rights | None] = lambda principal: None
         """Returns the rights of the principal of a testament; `None` while the gate is off."""
@@ -116,10 +120,16 @@ class State:
         self.watches_children = False
         """Whether anybody wants `Kind.CHILDREN`, which costs a little for each new key."""
 
-    def open(self, topic_of: Callable[[str], Topic | None] = lambda key: None, away: Iterable[str] = ()) -> None:
+    def open(
+        self,
+        topic_of: Callable[[str], Topic | None] = lambda key: None,
+        away: Iterable[str] = (),
+        since: int | None = None,
+    ) -> None:
         """Load what the log has, and execute the testaments of the clients that went with the last server.
 
-        Clients that are `away` have sessions that go on here: see `call_back`.
+        Clients that are `away` have sessions that go on here: see `call_back`. With `since`, the changes from this
+        offset of the log on are kept in `unheard`, and all clients are away: sessions that go on hear of testaments.
 
         Topics that record a key, as `topic_of` tells, get the changes that a crash has kept from them.
 
@@ -127,7 +137,9 @@ class State:
             StorageError: the log cannot be read.
         """
         self.away = frozenset(away)
-        self._load()
+        self._load(since)
+        if since is not None:
+            self.away |= self._testaments.keys()
         missing = missing_keys(self._log.changed_last(), self.find, topic_of)
         if missing:
             log.info("state: publishing %d values that a crash has kept from their topics", len(missing))
@@ -137,8 +149,9 @@ class State:
         if left:
             log.info("state: executed the testaments of %d clients of the last run", len(left))
 
-    def _load(self) -> None:
-        loaded = self._log.load()
+    def _load(self, since: int | None = None) -> None:
+        loaded = self._log.load(since)
+        self.unheard = loaded.unheard
         values = self._values
         transient = {key: entry for key, entry in values.items() if self._log.is_transient(key)}
         values.clear()
@@ -163,6 +176,12 @@ class State:
     def commit_number(self) -> int:
         """Number of the last commit: whoever begins to listen now wants what comes after it."""
         return self._number
+
+    @property
+    def told_offset(self) -> int:
+        """The offset of the log before which every change is logged and told to the listeners."""
+        end = min(self._log.end, self._log.next_offset)  # a failed flush may have cut the log
+        return min(next(iter(self._untold.values())), end) if self._untold else end
 
     def may_see(self, key: str | None) -> bool:
         """Return whether a value may be seen: always; see `GuardedState`."""
@@ -482,6 +501,7 @@ class State:
             return self._before
         self._pending = []
         self._number += 1
+        offset = self._log.next_offset
         try:
             receipt: Promise | None = self._log.append(changes, source)
         except StorageError as error:
@@ -493,6 +513,7 @@ class State:
         if self._log.lost_some:
             receipt = self._write_again() or receipt
         commit = Commit(self._number, source)
+        self._untold[commit.number] = offset
         if receipt is None:
             receipt = self._before  # nothing to keep: told behind what was changed before
         self._last = receipt
@@ -501,6 +522,7 @@ class State:
         recorded, show = self._publish(changes, commit)  # now: one flush of the disk for the log and the topics
         if receipt.done:
             self._tell(changes, commit)
+            self._untold.pop(commit.number, None)
             show()
             return recorded
         whole = Promise()
@@ -510,6 +532,7 @@ class State:
             if done.error is None:
                 self._open.pop(commit.number, None)
                 self._tell(changes, commit)
+                self._untold.pop(commit.number, None)
                 show()
                 recorded.when_done(lambda topics: whole.resolve(topics.error))
                 return
@@ -574,6 +597,7 @@ class State:
             unheard.append(_change(key, before, now))
         if unheard:
             self._call_listeners(unheard, commit)
+        self._untold.clear()  # if the log could not be read, what it has of these commits is told by nobody
 
     def _correct_topics(self, keys: Iterable[str]) -> None:
         """Publish the values that keys have to the topics that record them, which may have other ones by now."""
