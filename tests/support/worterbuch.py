@@ -137,12 +137,13 @@ def make_hub(
     access: Literal["off", "enforce"] = "off",
     wildcards: Literal["narrow", "refuse"] = "narrow",
     by_names: Callable[[Names], str | None] = lambda names: None,
+    since: int | None = None,
     **settings: Any,
 ) -> tuple[Bus, Hub]:
     """A hub on a bus of its own."""
     bus = Bus(files, defaults=topics)
     bus.open_gate(access, wildcards)
-    bus.open_state(ack=ack, key_bytes_max=key_bytes_max)
+    bus.open_state(ack=ack, key_bytes_max=key_bytes_max, since=since)
     keeper = Gatekeeper(
         bus.broker,
         bus.clock,

@@ -1,8 +1,11 @@
 """Sessions that go on at another server: a scripted client of one hub, then of the next."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from babelbus.errors import BabelbusError
 from babelbus.listening.certificates import PeerCertificate
@@ -11,16 +14,19 @@ from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.protocols.worterbuch.names import Symbols
 from babelbus.protocols.worterbuch.profiles import PROFILES, Endpoint
 from tests.protocols.worterbuch.test_session_access import authorize
+from tests.storage.faults import FaultyFiles
 from tests.support.bus import in_loop
 from tests.support.web import SECRET
 from tests.support.worterbuch import (
     Talker,
     ack,
+    cset,
     delete,
     get,
     make_hub,
     named,
     names,
+    pdelete,
     pstate,
     pstate_deleted,
     psubscribe,
@@ -29,6 +35,8 @@ from tests.support.worterbuch import (
     subscribe,
     unsubscribe,
 )
+
+KEYS = ("a/b", "a/c", "a/b/d", "c/d")
 
 
 def kept(talker: Talker) -> KeptSession:
@@ -200,3 +208,160 @@ async def test_a_session_that_has_not_begun_does_not_go_on() -> None:
     talker = Talker(hub, greeted=False)
     assert talker.lines.continuation() is None
     talker.leave()
+
+
+def copied(talker: Talker) -> KeptSession:
+    """Copy the session of a quiet client, without an effect."""
+    assert talker.lines.is_copyable
+    first, second = talker.lines.continuation(), talker.lines.continuation()
+    assert first is not None
+    assert first == second
+    assert talker.heard() == []
+    return decode_session(first.content)
+
+
+Step = tuple[str, str, int]
+STEP = st.tuples(st.sampled_from(["put", "cset", "delete", "pdelete"]), st.sampled_from(KEYS), st.integers(1, 2))
+
+
+def change(talker: Talker, number: int, step: Step) -> None:
+    """Change the tree in one chunk."""
+    kind, key, value = step
+    if kind == "put":
+        talker.ask(put(number, key, value))
+    elif kind == "cset":
+        found = talker.session._state.find_entry(key)
+        talker.ask(cset(number, key, value, 0 if found is None else found[2]))
+    elif kind == "delete":
+        talker.ask(delete(number, key))
+    else:
+        talker.ask(pdelete(number, f"{key.split('/')[0]}/#"))
+
+
+def values(messages: list[Any]) -> list[Any]:
+    """Return the messages of subscriptions to values."""
+    return [one for one in messages if "lsState" not in one]
+
+
+def last_names(messages: list[Any], number: int, before: Any) -> Any:
+    """Return the names that a client knows after some messages."""
+    known = [one["lsState"] for one in messages if one.get("lsState", {}).get("transactionId") == number]
+    return known[-1]["children"] if known else before
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEP, max_size=6), st.lists(STEP, max_size=8), st.lists(STEP, max_size=4))
+@in_loop
+async def test_a_client_whose_copy_goes_on_hears_what_one_hears_that_never_moved(
+    early: list[Step], unheard: list[Step], late: list[Step]
+) -> None:
+    bus, first = make_hub(FaultyFiles())
+    talker, other = Talker(first), Talker(first)
+    for number, step in enumerate(early):
+        change(other, number, step)
+    begun = talker.ask(
+        subscribe(1, "a/b"),
+        subscribe(2, "a/b", unique=True),
+        psubscribe(3, "a/#"),
+        psubscribe(4, "c/?", unique=True, liveOnly=True),
+        {"subscribeLs": {"transactionId": 5, "parent": "a"}},
+    )
+    names_before = last_names(begun, 5, [])
+    session, mark = copied(talker), bus.broker.state.told_offset
+    for number, step in enumerate(unheard):
+        change(other, number, step)
+    expected = talker.heard()
+    await bus.die()
+
+    second_bus, second = make_hub(bus.files, since=mark)
+    after, stranger, fresh = go_on(second, session), Talker(second), Talker(second)
+    fresh.ask(psubscribe(1, "a/#", liveOnly=True))
+    assert second_bus.broker.state.unheard is not None
+    second.tell_again(second_bus.broker.state.unheard, {after.id: mark})
+    heard = after.heard()
+    assert fresh.heard() == stranger.heard() == []
+    assert values(heard) == values(expected)
+    assert last_names(heard, 5, names_before) == last_names(expected, 5, names_before)
+    for number, step in enumerate(late):
+        change(other, number, step)
+        change(stranger, number, step)
+        assert values(after.heard()) == values(talker.heard())
+    await second_bus.die()
+
+
+@in_loop
+async def test_each_client_is_told_from_its_own_mark() -> None:
+    bus, first = make_hub(FaultyFiles())
+    one, two, other = Talker(first), Talker(first), Talker(first)
+    for talker in (one, two):
+        talker.ask(psubscribe(1, "a/#"))
+    early, mark = copied(one), bus.broker.state.told_offset
+    other.ask(put(1, "a/b", 1))
+    two.heard()
+    late, later = copied(two), bus.broker.state.told_offset
+    other.ask(put(2, "a/b", 2), put(3, "elsewhere", 1))
+    await bus.die()
+    second_bus, second = make_hub(bus.files, since=mark)
+    after_one, after_two = go_on(second, early), go_on(second, late)
+    second.tell_again(second_bus.broker.state.unheard or (), {one.id: mark, two.id: later, "gone": 0})
+    assert after_one.heard() == [pstate(1, "a/#", {"a/b": 1}), pstate(1, "a/#", {"a/b": 2})]
+    assert after_two.heard() == [pstate(1, "a/#", {"a/b": 2})]
+    await second_bus.die()
+
+
+@pytest.mark.parametrize(
+    ("message", "copyable"),
+    [
+        (subscribe(1, "a/b"), True),
+        (psubscribe(1, "a/#"), True),
+        ({"subscribeLs": {"transactionId": 1, "parent": "a"}}, True),
+        (psubscribe(1, "#"), False),
+        (psubscribe(1, "?/b"), False),
+        (subscribe(1, "$SYS/uptime"), False),
+        (psubscribe(1, "a/#", aggregateEvents=1000), False),
+        ({"subscribeLs": {"transactionId": 1, "parent": None}}, False),
+        ({"subscribeLs": {"transactionId": 1, "parent": "$SYS/clients"}}, False),
+    ],
+)
+@in_loop
+async def test_a_copy_of_a_client_counts_unless_others_than_the_log_tell_it_something(
+    message: dict[str, Any], copyable: bool
+) -> None:
+    _, hub = make_hub()
+    talker = Talker(hub)
+    assert talker.lines.is_copyable
+    talker.ask(message)
+    assert talker.lines.is_copyable is copyable
+    talker.ask(unsubscribe(1))
+    assert talker.lines.is_copyable
+
+
+@pytest.mark.parametrize("name", ["0.6", "0.10"])
+@in_loop
+async def test_a_dialect_with_keepalives_has_no_copies(name: str) -> None:
+    _, hub = make_hub()
+    assert not Talker(hub, profile=PROFILES[name]).lines.is_copyable
+
+
+@in_loop
+async def test_a_client_that_is_not_greeted_has_no_copy() -> None:
+    _, hub = make_hub(handshake_wait_seconds=60.0)
+    talker = Talker(hub, greeted=False)
+    assert not talker.lines.is_copyable
+    talker.leave()
+
+
+@in_loop
+async def test_waits_in_copies_of_different_moments_keep_their_order() -> None:
+    _, first = make_hub()
+    owner, one, two = Talker(first), Talker(first), Talker(first)
+    owner.ask(named("lock", 1, "job"))
+    passing = Talker(first)
+    passing.say(named("acquireLock", 2, "job"))
+    one.say(named("acquireLock", 3, "job"))
+    early = copied(one)
+    passing.leave()
+    two.say(named("acquireLock", 4, "job"))
+    late = copied(two)
+    assert early.waits[0].place < late.waits[0].place
+    assert copied(one) == early

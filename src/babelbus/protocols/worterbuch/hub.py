@@ -9,7 +9,7 @@ import asyncio
 import datetime
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, cast
 
@@ -24,7 +24,7 @@ from babelbus.core.fanout import Fan, Fanout
 from babelbus.core.json_text import is_json, json_text
 from babelbus.core.receipt import Promise
 from babelbus.core.record import Event
-from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State
+from babelbus.core.state import Change, Commit, Granted, KeyPattern, Kind, NoSuchKeyError, State, Unheard
 from babelbus.core.subject import PathPattern, is_secret
 from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.contract import LOST_RIGHT
@@ -329,6 +329,30 @@ class Hub:
             self._tell(run, subscribers, commit.number)
         self.flush()
 
+    def tell_again(self, unheard: Sequence[Unheard], heard: Mapping[str, int]) -> None:
+        """Send clients that go on the changes that the last server did not send; `heard` is an offset by client id.
+
+        Nothing was committed to the log since the clients go on: later commits reach them as ever. The names of an ls
+        subscription are those of now, once.
+        """
+        for client_id in heard:
+            client = self.clients.get(client_id)
+            for subscriber in () if client is None else client.ls_subscribers.values():
+                self._tell_names(subscriber)
+        told = [one for one in unheard if one[1][0] not in UNTOLD]
+        keys = [one[1][1] for one in told]  # only the root of CHILDREN is None
+        for run, subscribers in self._fanout.runs(told, cast("list[str]", keys)):
+            groups: dict[int, list[Subscriber]] = {}
+            for subscriber in subscribers:
+                offset = heard.get(subscriber.session.client_id)
+                if offset is not None:
+                    groups.setdefault(offset, []).append(subscriber)
+            for offset, group in groups.items():
+                changes = [change for at, change in run if at >= offset]
+                if changes:
+                    self._tell(changes, tuple(group), None)
+        self.flush()
+
     def _hear_events(self, events: Sequence[Event]) -> None:
         """Deliver events of other protocols like publishes of a client."""
         keys: list[str] = []
@@ -385,6 +409,7 @@ class Hub:
             if session.access.identity.rights is not None:
                 self._tell_names(subscriber)
                 continue
+            subscriber.names = names
             session.push([session.encode_names(subscriber, names)])
             self._touched[session] = None
 

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from babelbus.config import WorterbuchSettings
 from babelbus.core.router import Subscription
-from babelbus.core.state import Change, Kept, Kind
+from babelbus.core.state import MULTI_WILDCARD, SEPARATOR, WILDCARD, Change, Kept, Kind
 from babelbus.protocols.contract import Sender
 from babelbus.protocols.worterbuch.access import Access
 from babelbus.protocols.worterbuch.codec import encode_ack
+from babelbus.protocols.worterbuch.names import SYS
 from babelbus.protocols.worterbuch.values import same_value
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Subscriber:
         self.shape = ""
         """Form of the messages; "" until the first one, as many patterns never have one."""
         self.names: list[str] | None = None
-        """The names that were sent last to an ls subscriber with rights of its own."""
+        """The names that were sent last to an ls subscriber."""
         self.narrowed = False
         """Whether not all of the pattern is granted."""
         self._pending: dict[str | None, Change] | None = None
@@ -78,6 +79,17 @@ class Subscriber:
     def plain(self) -> bool:
         """Whether each change is one message, whatever it changed."""
         return not self.unique and self.aggregate_ms is None
+
+    @property
+    def is_copyable(self) -> bool:
+        """Whether everything that was sent is in the log of the state, and nothing is collected.
+
+        The keys below `$SYS` are in no log, and others have them at the next server.
+        """
+        subject = self.subject
+        if subject is None or self.aggregate_ms is not None or self._pending:
+            return False
+        return subject.partition(SEPARATOR)[0] not in (SYS, WILDCARD, MULTI_WILDCARD)
 
     def take(
         self, changes: Sequence[Change], later: Callable[[float, Callable[[], None]], asyncio.TimerHandle]

@@ -3,10 +3,11 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from babelbus.config import WorterbuchSettings
+from babelbus.core.state import Unheard
 from babelbus.errors import ConfigError
 from babelbus.identities.errors import KeyFileError
 from babelbus.identities.key_files import read_key_file
@@ -128,6 +129,10 @@ class WorterbuchService(StreamService):
         for wait, client in sorted(waits, key=lambda pair: pair[0].place):
             client.wait_again(wait)
         return owners
+
+    def tell_again(self, unheard: Sequence[Unheard], heard: Mapping[str, int]) -> None:
+        """Send the sessions that go on the changes that they have not heard."""
+        self.hub.tell_again(unheard, heard)
 
     def continue_session(self, content: bytes, outbox: Outbox, close: Callable[[], None], peer: str | None) -> Session:
         """Return a session on lines or in a WebSocket that goes on."""

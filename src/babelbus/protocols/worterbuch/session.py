@@ -152,6 +152,19 @@ class Session(Peer):
 
     # -- from one server to the next ---------------------------------------------------------------------------------
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether a continuation has no effect, and nothing but a byte of the client or for it changes its content.
+
+        A client of a dialect with keepalives is never quiet.
+        """
+        if self._greeting is not None or self._over or self.profile.keepalive or self._silent_ticks >= 0:
+            return False
+        if self._pushed or self._answers.replies:
+            return False
+        subscribers = (*self.subscribers.values(), *self.ls_subscribers.values())
+        return all(one.is_copyable for one in subscribers)
+
     def continuation(self) -> Continuation | None:
         """Return what another server needs to continue the session; what was collected for the client is sent."""
         if self._greeting is not None:
@@ -460,6 +473,11 @@ class Carrier:
     def is_portable(self) -> bool:
         """Whether another server can continue the session."""
         return True
+
+    @property
+    def is_copyable(self) -> bool:
+        """Whether a continuation that is made now has no effect, and stays true until a byte comes or goes."""
+        return self.is_portable and self.session.is_copyable
 
     def continuation(self) -> Continuation | None:
         """Return what another server needs to continue the session."""
