@@ -11,8 +11,10 @@ from babelbus.core.access.table import edits_for
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.listening.certificates import PeerCertificate
+from babelbus.protocols.worterbuch.continuation import decode_session
 from babelbus.protocols.worterbuch.hub import Hub
 from babelbus.storage.files import FileSystem
+from tests.storage.faults import FaultyFiles
 from tests.support.bus import Bus, in_loop
 from tests.support.web import SECRET, token
 from tests.support.worterbuch import (
@@ -528,3 +530,26 @@ async def test_a_subscription_beyond_the_quota_is_refused_and_the_connection_goe
     assert talker.code(psubscribe(1, "a/?", liveOnly=True)) is None
     assert talker.code(psubscribe(2, "b/?", liveOnly=True)) == 255
     assert talker.ask(unsubscribe(1), psubscribe(3, "b/?", liveOnly=True)) == [ack(1), ack(3)]
+
+
+@in_loop
+async def test_changes_that_a_client_may_not_hear_any_more_are_not_told_again() -> None:
+    files = FaultyFiles()
+    house = House(files=files)
+    allowed = [(ANONYMOUS, "subscribe", "a/#"), (ANONYMOUS, "write-state", "a/#")]
+    await house.grant(*allowed)
+    talker, other = Talker(house.hub), Talker(house.hub)
+    talker.ask(psubscribe(1, "a/#"), {"subscribeLs": {"transactionId": 2, "parent": "a"}})
+    assert talker.lines.is_copyable
+    continuation, mark = talker.lines.continuation(), house.bus.broker.state.told_offset
+    assert continuation is not None
+    other.ask(put(1, "a/b", 1), put(2, "a/c", 1))
+    await house.bus.die()
+
+    second = House(files=files, since=mark)
+    second.rows = house.rows
+    await second.grant(*allowed, (ANONYMOUS, "subscribe", "a/c", "deny"), (ANONYMOUS, "subscribe", "a/c/#", "deny"))
+    after = Talker(second.hub, kept=decode_session(continuation.content), greeted=False)
+    second.hub.tell_again(second.bus.broker.state.unheard or (), {after.id: mark})
+    assert after.heard() == [names(2, "b"), pstate(1, "a/#", {"a/b": 1})]
+    await second.bus.die()
