@@ -365,3 +365,19 @@ async def test_waits_in_copies_of_different_moments_keep_their_order() -> None:
     late = copied(two)
     assert early.waits[0].place < late.waits[0].place
     assert copied(one) == early
+
+
+@in_loop
+async def test_names_that_were_sent_before_the_copy_are_not_sent_again() -> None:
+    bus, first = make_hub(FaultyFiles())
+    talker = Talker(first)
+    talker.ask({"subscribeLs": {"transactionId": 1, "parent": "a"}})
+    Talker(first).ask(put(1, "a/b", 1))
+    assert talker.heard() == [names(1, "b")]
+    session, mark = copied(talker), bus.broker.state.told_offset
+    await bus.die()
+    second_bus, second = make_hub(bus.files, since=mark)
+    after = go_on(second, session)
+    second.tell_again([], {after.id: mark})
+    assert after.heard() == []
+    await second_bus.die()
