@@ -220,6 +220,7 @@ class Metrics:
             "edge_connections", "Connections through each edge", ("edge",), namespace="babelbus", registry=registry
         )
         self.cluster_epoch = gauge("cluster_epoch", "How often the data of the cluster had a new owner")
+        self.cluster_session_copies = gauge("cluster_session_copies", "Sessions that would go on if the owner died now")
         self.cluster_members = gauge("cluster_members", "Members of the cluster that the owner hears, with itself")
         self.cluster_lease_rest_seconds = gauge(
             "cluster_lease_rest_seconds", "How long the owner may serve on without renewing its lease"

@@ -69,7 +69,7 @@ def test_a_member_says_why_it_serves_nobody_while_the_owner_ends(nats: NatsServe
             both.edge.stand_in = lambda listener: one._waiting_room.make()
             both.edge._waiting_max = 1
             both.core.stop_accepting()
-            await until(lambda: both.edge._core_stops)
+            await until(lambda: both.edge._stops)
             reader, writer = await both.dial()
             writer.write(b"GET /ready HTTP/1.1\r\n\r\n")
             return (await reader.read()).decode()

@@ -129,4 +129,9 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     web_server.SLOW_FLUSH_SECONDS = SAFETY_NET_SECONDS  # others use the disk, too
-    run(msgspec.json.decode(sys.argv[1], type=Config), _ready)
+    config = msgspec.json.decode(sys.argv[1], type=Config)
+    if config.cluster.enabled:  # a member may get no processor for long
+        from babelbus.server import copies, member
+
+        copies.GATHER_SECONDS = member.WAITING_SECONDS = SAFETY_NET_SECONDS
+    run(config, _ready)

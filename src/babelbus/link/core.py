@@ -494,7 +494,7 @@ class CoreEnd:
         return list(sums.items())
 
     def serve(self) -> None:
-        """Take clients from now on."""
+        """Begin to take clients."""
         self.serves = True
         self.on_copy, self.on_copied = lambda copy: None, lambda: None
         for link in self.links:

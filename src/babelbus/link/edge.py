@@ -422,6 +422,13 @@ class Edge:
         if link is not None:
             link.end(reason)
 
+    async def leave_core(self, reason: str) -> None:
+        """End the link and the connections of its clients, but for those that wait for the next core with a copy."""
+        link = self._link
+        self.disconnect(reason)
+        if link is not None:
+            await link.done
+
     def core_stops(self) -> None:
         """Handle that the core takes no further clients: close the listeners, or let clients wait for the next core."""
         self._stops = True

@@ -394,10 +394,14 @@ class Connection(asyncio.Protocol):
             return None
         return session.continuation()
 
+    @property
+    def is_copyable(self) -> bool:
+        """Whether a copy of the session is true until a byte comes or goes."""
+        return self._session is not None and self._session.is_copyable
+
     def copy(self) -> Continuation | None:
         """Return a copy of the session that is true until a byte comes or goes; `None` if there is no such copy."""
-        session = self._session
-        return self.continuation() if session is not None and session.is_copyable else None
+        return self.continuation() if self.is_copyable else None
 
     def leave(self) -> None:
         """Release the client, whose session goes on at another server."""

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -50,6 +50,8 @@ from babelbus.web.token import ensure_token
 if TYPE_CHECKING:
     from babelbus.link.client import Client
     from babelbus.link.core import CoreEnd
+    from babelbus.link.frames import Copy
+    from babelbus.server.copies import Copier
     from babelbus.server.edges import Edges
     from babelbus.server.handover import Handover
     from babelbus.storage.jetstream import Ownership
@@ -114,8 +116,11 @@ class Server:
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
         self._core_end: CoreEnd | None = None
         self._edges: Edges | None = None
-        self._handover: Handover | None = None
+        self.handover: Handover | None = None
         """There in a cluster whose members change."""
+        self.gather: Callable[[], Awaitable[list[Copy]]] | None = None
+        """Returns the copies of sessions whose owner was killed."""
+        self._copier: Copier | None = None
         self.released: list[Client] = []
         """Clients of this server whose sessions go on at the next owner, when it has stopped."""
         self._cleaner: asyncio.Task[None] | None = None
@@ -211,7 +216,8 @@ class Server:
         if self.cluster is not None and ownership.lease is not None:
             from babelbus.server.handover import Handover
 
-            self._handover = Handover(self._files, self.folder, ownership.lease.held.epoch)
+            self.handover = Handover(self._files, self.folder, ownership.lease.held.epoch)
+            self.handover.gather = self.gather
         log.info("this member owns the data of the cluster now (jetstream.prefix %s)", self.config.jetstream.prefix)
 
     def _close_folder_to_others(self) -> None:
@@ -252,7 +258,7 @@ class Server:
         removed = set(self.broker.open(listed).values())
         await self._open_gate(own_engine)
         state = self.config.state
-        away = [] if self._handover is None else await self._handover.read()
+        away = [] if self.handover is None else await self.handover.read()
         self.broker.open_state(
             self._files,
             os.path.join(self.folder, STATE_NAME),
@@ -267,6 +273,7 @@ class Server:
             transient=TRANSIENT_KEYS,
             key_bytes_max=state.key_bytes_max,
             away=away,
+            since=None if self.handover is None else self.handover.since,
         )
         self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
@@ -409,8 +416,8 @@ class Server:
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
                 self.services[name] = make_service(context)
-        if self._handover is not None:
-            await self._handover.go_on(self.services, self.core_end, self.broker)
+        if self.handover is not None:
+            await self.handover.go_on(self.services, self.core_end, self.broker)
         for service in self.services.values():
             await service.start()
             self.addresses |= service.addresses
@@ -422,6 +429,11 @@ class Server:
 
             self._edges = Edges(self.config, self.core_end, self.entrances, self.metrics)
             await self._edges.start()
+        if self.handover is not None:
+            from babelbus.server.copies import Copier
+
+            self._copier = Copier(self.core_end, self.broker, self.handover.epoch, self.metrics)
+            self._copier.start()
 
     def connections(self) -> dict[str, Collection[Connected]]:
         """Return the open connections of each protocol; those of the administration endpoint are not among them."""
@@ -531,16 +543,18 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._cleaner
         services = list(self.services.values())
+        if self._copier is not None:
+            await self._copier.stop()
         if hasattr(self, "broker"):
-            if self._handover is not None:
-                await self._handover.settle(services, self.broker)
+            if self.handover is not None:
+                await self.handover.settle(services, self.broker)
             self.broker.end_requests()  # no reply is read from now on
         if self._edges is not None:
             await self._edges.leave()
         if self._core_end is not None:
             self._core_end.stop_accepting()
-        if self._handover is not None:
-            await self._handover.begin(services, self.core_end, goes_on=goes_on)
+        if self.handover is not None:
+            await self.handover.begin(services, self.core_end, goes_on=goes_on)
         for service in services:
             await service.drain()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
@@ -550,8 +564,8 @@ class Server:
             service.close()
         if hasattr(self, "administration"):  # before the clients leave that hear what is published there
             await self.administration.stop()
-        if self._handover is not None:
-            self.released = await self._handover.end(services, self.broker)
+        if self.handover is not None:
+            self.released = await self.handover.end(services, self.broker)
         if hasattr(self, "broker"):
             await self.broker.close()
         for service in services:

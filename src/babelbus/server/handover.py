@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ from babelbus.core.broker import Broker
 from babelbus.errors import BabelbusError
 from babelbus.link.client import Client, EdgeListener
 from babelbus.link.core import CoreEnd, CoreLink
-from babelbus.link.frames import Secured
+from babelbus.link.frames import Copy, Secured
 from babelbus.link.transport import LinkedTls, LinkedTransport
 from babelbus.protocols.connection import Connection
+from babelbus.protocols.contract import Continuation
 from babelbus.protocols.service import CLIENT_SECONDS, Continued, Service, StreamService
 from babelbus.storage.files import FileSystem
 
@@ -77,6 +78,23 @@ _decode = msgspec.msgpack.Decoder(_Sessions).decode
 _decode_session = msgspec.msgpack.Decoder(_Session).decode
 
 
+def encode_session(session_id: str, connection: Connection, continuation: Continuation, unsent: bytes = b"") -> bytes:
+    """Return a session as `Handover` continues it."""
+    transport = connection.transport
+    tls = transport.get_extra_info("ssl_object")
+    session = _Session(
+        session_id,
+        connection.protocol,
+        continuation.owner,
+        _address(transport.get_extra_info("peername")),
+        _address(transport.get_extra_info("sockname")),
+        None if tls is None else Secured(tls.getpeercert(True) or b"", tls.getpeercert() or {}),
+        continuation.content,
+        unsent,
+    )
+    return _encode(session)
+
+
 class _Client:
     """A client whose session may go on: one of this server, over its own socket."""
 
@@ -102,20 +120,8 @@ class _Client:
         continuation = self.connection.continuation() if self.is_settled else None
         if continuation is None:
             return False
-        self.owner, content = continuation
-        transport = self.connection.transport
-        tls = transport.get_extra_info("ssl_object")
-        session = _Session(
-            self.id,
-            self.connection.protocol,
-            self.owner,
-            _address(transport.get_extra_info("peername")),
-            _address(transport.get_extra_info("sockname")),
-            None if tls is None else Secured(tls.getpeercert(True) or b"", tls.getpeercert() or {}),
-            content,
-            self.unsent,
-        )
-        self.session = _encode(session)
+        self.owner = continuation.owner
+        self.session = encode_session(self.id, self.connection, continuation, self.unsent)
         return True
 
     def release(self) -> None:
@@ -217,17 +223,47 @@ class Handover:
     def __init__(self, files: FileSystem, folder: str, epoch: int) -> None:
         self._files = files
         self._path = os.path.join(folder, FILE_NAME)
-        self._epoch = epoch
+        self.epoch = epoch
         self._sessions: list[_Session] = []
         self._ended: list[str] = []
         self._kept: dict[str, bytes] = {}
         self._clients: list[_Client] = []
         self._timer: asyncio.TimerHandle | None = None
+        self.gather: Callable[[], Awaitable[list[Copy]]] | None = None
+        """Returns the copies of sessions of an owner that has handed nothing over."""
+        self._heard: dict[str, int] = {}
+        """By the ids of sessions that were copied, up to which offset their clients have heard the state."""
 
     # -- at the next owner -------------------------------------------------------------------------------------------
 
+    @property
+    def since(self) -> int | None:
+        """The offset of the log of the state from which some session has to hear the changes; `None` if none has."""
+        return min(self._heard.values()) if self._heard else None
+
     async def read(self) -> list[str]:
-        """Read what the last owner has handed over; return the owners of testaments that are not to be executed."""
+        """Read what the last owner has handed over; return the owners of testaments that are not to be executed.
+
+        If it has handed nothing over, read the copies of sessions.
+        """
+        away = await self._read_file()
+        if not away and self.gather is not None:
+            for copy in await self.gather():
+                self._add_copy(copy)
+            away = [session.owner for session in self._sessions]
+        return away
+
+    def _add_copy(self, copy: Copy) -> None:
+        try:
+            session = _decode_session(copy.session)
+        except msgspec.MsgspecError as error:
+            log.warning("a session of the last owner does not go on: %s", error)
+            return
+        if session.id == copy.id and all(session.owner != other.owner for other in self._sessions):
+            self._sessions.append(session)
+            self._heard[session.id] = copy.heard
+
+    async def _read_file(self) -> list[str]:
         try:
             handed = await asyncio.get_running_loop().run_in_executor(None, self._take)
         except (BabelbusError, OSError, msgspec.MsgspecError) as error:  # the clients connect again
@@ -248,13 +284,19 @@ class Handover:
         content = self._files.read_file(self._path)
         self._files.unlink(self._path)
         handed = _decode(content)
-        return handed if handed.epoch == self._epoch - 1 else nothing
+        return handed if handed.epoch == self.epoch - 1 else nothing
 
     async def go_on(self, services: Mapping[str, Service], core_end: CoreEnd, broker: Broker) -> None:
         """Continue the sessions, before anybody is served."""
         sessions, self._sessions = self._sessions, []
         ended, self._ended = self._ended, []
         kept, self._kept = self._kept, {}
+        heard, self._heard = self._heard, {}
+        unheard = broker.state.unheard
+        broker.state.unheard = []
+        if unheard is None:
+            log.warning("the sessions of the last owner end: the log does not tell what their clients have not heard")
+            sessions = [session for session in sessions if session.id not in heard]
         present: set[str] = set()
         for service in _stream_services(services.values()):
             mine = [session for session in sessions if session.service == service.name]
@@ -262,12 +304,16 @@ class Handover:
             try:
                 if service.name in kept:
                     service.restore(kept[service.name])
-                present |= await service.continue_sessions(made)
+                mine_present = await service.continue_sessions(made)
+                present |= mine_present
+                marks = {one.owner: heard[one.id] for one in mine if one.id in heard and one.owner in mine_present}
+                if marks and unheard:
+                    service.tell_again(unheard, marks)
             except Exception:  # a defect in this must not keep the data from everybody
                 log.exception("sessions of %s do not go on", service.name)
                 for one in made:
                     one.transport.abort()
-        if not sessions and not ended:
+        if not sessions and not ended and not broker.state.away:
             return
         broker.state.call_back(present)
         log.info("%d of %d sessions of the last owner go on", len(present), len(sessions))
@@ -349,7 +395,7 @@ class Handover:
         owners, gone = [client.owner for client in staying], [client.owner for client in ended]
         broker.state.away = frozenset((*owners, *gone))
         kept = _keep(services)
-        handed = _Sessions(self._epoch, [msgspec.Raw(client.session) for client in staying], kept, gone)
+        handed = _Sessions(self.epoch, [msgspec.Raw(client.session) for client in staying], kept, gone)
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._write, handed)
         except (BabelbusError, OSError) as error:

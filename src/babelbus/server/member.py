@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import babelbus
@@ -25,7 +26,7 @@ from babelbus.limited_log import LimitedLog
 from babelbus.link.client import EdgeListener
 from babelbus.link.core import CoreEnd
 from babelbus.link.edge import Edge
-from babelbus.link.frames import LINK_VERSION, LinkError, LinkRefusedError
+from babelbus.link.frames import LINK_VERSION, Copy, LinkError, LinkRefusedError
 from babelbus.link.security import LinkTls
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
@@ -33,6 +34,7 @@ from babelbus.listening.sockets import open_sockets
 from babelbus.protocols.registry import LATE_MODULES
 from babelbus.protocols.service import CONF_NAME
 from babelbus.server.app import Server
+from babelbus.server.copies import Gathering
 from babelbus.server.identities import bring_keys
 from babelbus.server.own_listeners import ADMIN, openings_of
 from babelbus.server.stores import import_jetstream, in_daemon
@@ -43,7 +45,7 @@ from babelbus.web.cluster import ClusterStatus, LinkLine, MemberLine
 from babelbus.web.errors import MoveRefusedError
 
 if TYPE_CHECKING:
-    from babelbus.storage.jetstream import Held, Ownership, Presence
+    from babelbus.storage.jetstream import Held, Lease, Ownership, Presence
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ CONNECT_AGAIN_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 TAKE_AGAIN_SECONDS = 1.0
 """How soon a member tries again to own that could not open the streams."""
+SIGNS_OF_LIFE = 2
+"""Renewals of the lease that an owner whose link is lost has to show: one may have been on its way when it died."""
 CORE_MODULES = ("babelbus.web.admin", "babelbus.web.api", "babelbus.server.views", *LATE_MODULES)
 """Loaded by a core when it needs them."""
 
@@ -102,6 +106,8 @@ class Member:
         self._ownership: Ownership
         self._log = LimitedLog(log, self.clock)
         self._is_ready = False
+        self._renewals_at_loss = 0
+        """The count of renewals of the lease that were seen when the link was lost."""
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -138,6 +144,12 @@ class Member:
         finally:
             stopping.cancel()
             lock.close()
+
+    @property
+    def _lease(self) -> "Lease":
+        lease = self._ownership.lease
+        assert lease is not None, "cluster.enabled needs a lease"
+        return lease
 
     def _load_link_tls(self) -> LinkTls | None:
         cluster = self.config.cluster
@@ -237,7 +249,7 @@ class Member:
         edge, self._edge = self._edge, None
         assert edge is not None
         edge.close_listeners()
-        edge.disconnect("this member takes over")
+        await edge.leave_core("this member takes over")
         await self._certificates.stop()
         return edge
 
@@ -256,6 +268,7 @@ class Member:
     def _lose_link(self, reason: str) -> None:
         if self._core is not None:  # its own core has closed the link of the clients that had waited
             return
+        self._renewals_at_loss = self._lease.seen_count
         self._trouble = f"the link to member {self._owner} is lost ({reason})"
         log.warning("%s", self._trouble)
         self._owner = ""
@@ -274,11 +287,18 @@ class Member:
                 edge.disconnect("another member owns the data")
                 self._owner = ""
             if not edge.is_connected:
-                linked = await self._link(edge, held)
+                self._check_copies(edge, held, linked)
+                linked = await self._link(edge, held) or linked
             seconds = LOOK_SECONDS if edge.is_connected else CONNECT_AGAIN_SECONDS
             with contextlib.suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
+
+    def _check_copies(self, edge: Edge, held: "Held | None", linked: "Held | None") -> None:
+        """Close the clients that wait for the next owner, once the last one shows that it lives: it has ended them."""
+        renewals = self._lease.seen_count - self._renewals_at_loss
+        if linked is not None and _is_same(held, linked) and renewals >= SIGNS_OF_LIFE:
+            edge.drop_copies()
 
     async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
         """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""
@@ -330,15 +350,17 @@ class Member:
         server = self._core = Server(self.config, self.clock, ownership=self._ownership, cluster=self)
         if self._tls is not None:
             server.certificates.add(self._tls)
+        if lease.last_owner:
+            gathering = Gathering(server.core_end, lease.held.epoch, edge.copies())
+            server.gather = partial(self._gather, server.core_end, gathering)
         for name, sockets in self._ports.items():
             server.entrances.kept[name] = [one.dup() for one in sockets]
         is_started = False
         try:
             is_started = await self._or(stopping, server.start())
             if is_started:
-                cluster = self.config.cluster
-                await server.core_end.listen(cluster.host, cluster.port, self._tls, lease.held.key)
-                address = cluster.advertise or server.core_end.address
+                address = await self._listen(server.core_end)
+                server.core_end.serve()
                 self.server, self.fingerprint = server, server.fingerprint
                 self.addresses = dict(server.addresses)
                 self._set_role("owner")
@@ -361,6 +383,8 @@ class Member:
                 letting_in.cancel()
             if is_started:
                 await server.stop(goes_on=not stopping.done())
+            else:
+                await server.core_end.close()
             waiting = [*await edge.release(), *server.released]
             await edge.stop()
             self._core = None
@@ -376,6 +400,19 @@ class Member:
         assert self._edge is not None
         self._edge.adopt(waiting)
         return True
+
+    async def _listen(self, core_end: CoreEnd) -> str:
+        """Open the address for links, once; return where the other members reach it."""
+        cluster = self.config.cluster
+        if not core_end.address:
+            await core_end.listen(cluster.host, cluster.port, self._tls, self._lease.held.key)
+        return cluster.advertise or core_end.address
+
+    async def _gather(self, core_end: CoreEnd, gathering: Gathering) -> list[Copy]:
+        """Return the copies of sessions that the other members have: they link before anybody is served."""
+        address = await self._listen(core_end)
+        await self._in_nats(self._lease.advertise(address))
+        return await gathering.wait(self._ownership.members.others)
 
     async def _let_in(self, edge: Edge, core_end: CoreEnd) -> None:
         """Connect the clients that have waited here for an owner to the core of this member, until they are gone."""

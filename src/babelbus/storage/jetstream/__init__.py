@@ -2,7 +2,7 @@
 
 from babelbus.storage.jetstream.cleaner import StreamLog
 from babelbus.storage.jetstream.files import MOVING_NAME, ReplicatedFiles
-from babelbus.storage.jetstream.lease import Held
+from babelbus.storage.jetstream.lease import Held, Lease
 from babelbus.storage.jetstream.membership import Membership, join, read_small_file
 from babelbus.storage.jetstream.ownership import Ownership
 from babelbus.storage.jetstream.presence import Members, Presence
@@ -12,6 +12,7 @@ __all__ = [
     "MOVING_NAME",
     "Held",
     "JetstreamStore",
+    "Lease",
     "Members",
     "Membership",
     "Ownership",

@@ -126,6 +126,10 @@ class Lease:
         self._seen_at = 0.0
         self.seen: Held | None = None
         """The lease as it was seen last."""
+        self.seen_count = 0
+        """How often another server's lease was seen to change: its owner lives while this rises."""
+        self.last_owner = ""
+        """The member that had the lease before this server and did not give it back; it was killed, or cut off."""
         self.lost: StaleWriterError | None = None
         """Why the lease is another server's now."""
         self.on_ended: list[Callable[[StorageError], None]] = []
@@ -205,6 +209,7 @@ class Lease:
         if sequence == self._seen:
             return
         self._seen, self._seen_at, before = sequence, self._clock.monotonic(), self.seen
+        self.seen_count += 1
         self.seen = held
         if before != held:
             for tell in self.on_seen:
@@ -228,6 +233,7 @@ class Lease:
         if not await self._put():
             return False
         self.lost, self._has_ended = None, False
+        self.last_owner = "" if held is None or held.released else held.name
         self.seen = self._held
         self._task = self._nats.loop.create_task(self._renew())
         return True

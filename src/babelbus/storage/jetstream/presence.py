@@ -87,6 +87,11 @@ class Members:
         found = [(one.presence, now - one.at, self._is_away(one)) for one in self._copy()]
         return sorted((one for one in found if one[1] < FORGET_SECONDS), key=lambda one: one[0].name)
 
+    def others(self) -> set[str]:
+        """Return the names of the other members that are there and pass their clients on."""
+        heard = [one for one in self._copy() if one.presence.role == "member" and not self._is_away(one)]
+        return {one.presence.name for one in heard if one.presence.process != self._process}
+
     def _copy(self) -> list[Heard]:
         return list(dict(self._heard).values())
 
