@@ -9,13 +9,15 @@ import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
-from tests.server.test_handover import lines, mesh, start, taken
+from tests.server.test_handover import lines, mesh, start, taken, zbus
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.cluster import until
 from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
+from tests.support.passage import Passage
 from tests.support.web import WebSocket
 from tests.support.worterbuch import ack, named, pstate, psubscribe, put, state, subscribe
+from tests.support.zbus import SocketClient
 
 
 @pytest.fixture
@@ -89,6 +91,35 @@ def test_a_client_that_speaks_while_the_owner_dies_connects_again(party: Party) 
         with lines(party, "b") as other:
             assert "errorCode" in str(other.ask(named("lock", 2, "job")))
         assert quiet.ask(named("releaseLock", 2, "job")) == ack(2)
+
+
+def test_a_call_of_zbus_is_answered_whose_service_works_while_the_owner_dies(party: Party) -> None:
+    start(party, "a", "b")
+    with SocketClient(zbus(party, "b")) as service, SocketClient(zbus(party, "b")) as caller:
+        for cmd in ("create", "sub"):
+            assert service.do(cmd, mq="Svc", channel="Svc")["status"] == 200
+        caller.say("pub", "hello?", mq="Svc", id="1", ack="false")
+        call = service.next()
+        until_copied(party, "a", 2)
+        kill(party, "a", then="b")
+        headers = {"cmd": "route", "target": call["headers"]["source"], "id": call["headers"]["id"]}
+        service.say_all([{"headers": headers, "body": "hello", "status": 200}])
+        assert caller.next()["body"] == "hello"
+
+
+def test_a_client_whose_link_alone_is_lost_is_closed_when_the_owner_turns_out_to_live(party: Party) -> None:
+    way = party.advertise("a")
+    start(party, "a", "b")
+    with lines(party, "b") as device, lines(party, "a") as rival:
+        assert device.ask(named("lock", 1, "job")) == ack(1)
+        rival.say(named("acquireLock", 1, "job"))
+        until_copied(party, "a", 1)
+        Passage.cut(way)
+        way.loses_requests = True  # so that no new link shows it either
+        assert rival.hear() == ack(1)
+        with pytest.raises((AssertionError, OSError)):
+            device.hear()
+    way.close()
 
 
 def test_a_client_of_eventmesh_goes_on_in_its_group(party: Party) -> None:

@@ -26,7 +26,7 @@ from tests.support.certificates import Authority
 from tests.support.child import Child
 from tests.support.cluster import until
 from tests.support.jebp import Caller, create, fetch, fetched, said, subscribe
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, Relay
 from tests.support.server import configure
 
 _prefixes = itertools.count()
@@ -43,12 +43,19 @@ class Party:
         self.children: dict[str, Child] = {}
         self._ports: dict[str, list[int]] = {}
         self._certificates: dict[str, dict[str, str]] = {}
+        self._advertised: dict[str, str] = {}
 
     def secure(self, name: str, authority: Authority, trusted: Authority | None = None) -> None:
         """Let a member show a certificate of an authority at its links, and trust that one or another one."""
         cert_file, key_file = authority.issue(name)
         ca_file = (trusted or authority).path
         self._certificates[name] = {"cert_file": str(cert_file), "key_file": str(key_file), "ca_file": str(ca_file)}
+
+    def advertise(self, name: str) -> Relay:
+        """Let the other members reach a member over a way of its own."""
+        way = Relay(self._ports.setdefault(name, free_ports(3))[2])
+        self._advertised[name] = way.address
+        return way
 
     def config(self, name: str, url: str | None = None) -> Config:
         ports = self._ports.setdefault(name, free_ports(3))
@@ -63,7 +70,13 @@ class Party:
             jetstream=JetstreamSettings(
                 url or self._url, prefix=self.prefix, replicas=1, shards=2, lease_seconds=self._lease_seconds
             ),
-            cluster=ClusterSettings(enabled=True, name=name, port=ports[2], **self._certificates.get(name, {})),
+            cluster=ClusterSettings(
+                enabled=True,
+                name=name,
+                port=ports[2],
+                advertise=self._advertised.get(name),
+                **self._certificates.get(name, {}),
+            ),
         )
 
     def start(self, name: str, url: str | None = None) -> Child:

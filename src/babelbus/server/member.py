@@ -106,6 +106,8 @@ class Member:
         self._ownership: Ownership
         self._log = LimitedLog(log, self.clock)
         self._is_ready = False
+        self._linked: Held | None = None
+        """The lease of the owner that the edge was linked to last."""
         self._renewals_at_loss = 0
         """The count of renewals of the lease that were seen when the link was lost."""
 
@@ -186,9 +188,10 @@ class Member:
             self._set_role("member")
             try:
                 async with asyncio.TaskGroup() as group:  # an error of either ends the member
-                    relaying = group.create_task(self._relay())
+                    relaying = [group.create_task(work) for work in (self._relay(), self._check_copies())]
                     is_owner = await self._or(stopping, self._acquire())
-                    relaying.cancel()
+                    for task in relaying:
+                        task.cancel()
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             if not is_owner:
@@ -279,26 +282,33 @@ class Member:
         lease, edge = self._ownership.lease, self._edge
         assert lease is not None
         assert edge is not None
-        linked: Held | None = None
+        self._linked = None
         while True:
             self._changed.clear()
             held = lease.seen
+            linked: Held | None = self._linked
             if edge.is_connected and linked is not None and not _is_same(held, linked):
                 edge.disconnect("another member owns the data")
                 self._owner = ""
             if not edge.is_connected:
-                self._check_copies(edge, held, linked)
-                linked = await self._link(edge, held) or linked
+                self._linked = await self._link(edge, held) or linked
             seconds = LOOK_SECONDS if edge.is_connected else CONNECT_AGAIN_SECONDS
             with contextlib.suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
 
-    def _check_copies(self, edge: Edge, held: "Held | None", linked: "Held | None") -> None:
-        """Close the clients that wait for the next owner, once the last one shows that it lives: it has ended them."""
-        renewals = self._lease.seen_count - self._renewals_at_loss
-        if linked is not None and _is_same(held, linked) and renewals >= SIGNS_OF_LIFE:
-            edge.drop_copies()
+    async def _check_copies(self) -> None:
+        """Close the clients that wait for the next owner, once the last one shows that it lives: it has ended them.
+
+        A new link to it may take long to fail.
+        """
+        edge, lease = self._edge, self._lease
+        assert edge is not None
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            is_same = self._linked is not None and _is_same(lease.seen, self._linked)
+            if is_same and not edge.is_connected and lease.seen_count - self._renewals_at_loss >= SIGNS_OF_LIFE:
+                edge.drop_copies()
 
     async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
         """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""
