@@ -131,7 +131,8 @@ if __name__ == "__main__":
     web_server.SLOW_FLUSH_SECONDS = SAFETY_NET_SECONDS  # others use the disk, too
     config = msgspec.json.decode(sys.argv[1], type=Config)
     if config.cluster.enabled:  # a member may get no processor for long
-        from babelbus.server import copies, member
+        from babelbus.server import copies, handover, member
 
         copies.GATHER_SECONDS = member.WAITING_SECONDS = SAFETY_NET_SECONDS
+        handover.PAUSE_SECONDS = handover.END_SECONDS = SAFETY_NET_SECONDS
     run(config, _ready)
