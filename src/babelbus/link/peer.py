@@ -232,7 +232,10 @@ class Peer(asyncio.Protocol):
         self._flush()
         self.is_closing = True
         if self.is_known and self.transport.can_write_eof():
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # the other end reset the link, and nothing was read since
+                self.transport.abort()
         else:  # TLS closes one way first, too
             self.transport.close()
         with contextlib.suppress(TimeoutError):
