@@ -38,13 +38,29 @@ P = ParamSpec("P")
 
 
 def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test in an event loop of its own; what hangs fails."""
+    """Run a test in an event loop of its own; what hangs fails, and no broker that it made keeps its threads."""
 
     @functools.wraps(test)
     def run(*arguments: P.args, **named: P.kwargs) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), SAFETY_NET_SECONDS))
+        try:
+            asyncio.run(asyncio.wait_for(test(*arguments, **named), SAFETY_NET_SECONDS))
+        finally:
+            while _brokers:
+                _end_threads(_brokers.pop())
 
     return run
+
+
+_brokers: list[Broker] = []
+"""Those of the test that runs: a test that is done with its broker leaves it as it is."""
+
+
+def _end_threads(broker: Broker) -> None:
+    """Let the threads of a broker end; a flush that a test holds is not waited for."""
+    for backend in broker.backends.values():
+        backend.flusher._requests.put(None)
+        backend.changes.shutdown(wait=False)
+        backend._readers.shutdown(wait=False)
 
 
 class Gate:
@@ -108,6 +124,7 @@ class Bus:
             tail_cache_bytes=tail_cache_bytes,
             quotas=self.quotas,
         )
+        _brokers.append(self.broker)
         self.finished_removals = self.broker.open()
         self.broker._backend("disk").fit = Fit(reads_wait=reads_wait)  # changes of topics are done at once all the same
 

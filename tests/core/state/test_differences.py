@@ -1,6 +1,5 @@
 """The differences between two moments, against the whole states of both."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ def test_the_pages_have_exactly_what_two_whole_states_differ_in(
             assert shown(row.before) == before.get(row.key)
             assert shown(row.after) == after.get(row.key)
 
-    asyncio.run(run())
+    in_loop(run)()
 
 
 def shown(revision: Any) -> list[Any] | None:
@@ -116,4 +115,4 @@ def test_the_last_changes_are_the_same_whatever_windows_the_log_is_read_in(
         values = [number for number, key in enumerate(keys) if key == "a"]
         assert [int(one.value or b"") for one in revisions] == values[-count:]
 
-    asyncio.run(run())
+    in_loop(run)()
