@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import faulthandler
+import os
 import signal
 from collections.abc import Iterator
 
@@ -18,6 +19,9 @@ EXIT_SECONDS = 300
 
 # A run that was started in the background ignores Ctrl+C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Containers often set it: then each process that a test starts would compile every module of ours anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # No test depends on the speed of the machine: the first draw of a strategy may take seconds where others run beside it.
 # A run gives the same verdict as the run before it: examples are the same each time. `make torture` draws others.
