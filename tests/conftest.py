@@ -24,8 +24,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # No test depends on the speed of the machine: the first draw of a strategy may take seconds where others run beside it.
-# A run gives the same verdict as the run before it: examples are the same each time. `make torture` draws others.
-settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+# A run gives the same verdict as the run before it: examples are the same each time. `make torture` draws others, and
+# twenty times as many.
+settings.register_profile(
+    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=50
+)
 settings.register_profile(
     "torture", settings.get_profile("steady"), derandomize=False, max_examples=1_000, print_blob=True
 )
