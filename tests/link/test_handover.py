@@ -413,3 +413,18 @@ def test_a_client_whose_copy_no_core_has_is_closed() -> None:
             assert both.edge.connections == 0
 
     asyncio.run(test())
+
+
+def test_a_member_that_links_while_its_core_begins_to_serve_is_served() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            both.second.core.serves = False
+            both.second.core.on_linked = lambda link: both.second.core.serve()  # in one read with the welcome
+            both.edge.disconnect()
+            await both.second.link(both.edge, "tcp")
+            reader, _ = await both.first.dial(both.address)
+            session = await both.second.session()
+            session.transport.write(b"!")
+            assert await reader.readexactly(1) == b"!"
+
+    asyncio.run(test())

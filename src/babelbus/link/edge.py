@@ -95,6 +95,8 @@ class EdgeLink(Peer):
         self._batch_number = 0
         self.heard = 0
         """Up to which offset of the log of the state all clients with a copy have heard everything."""
+        self.is_served = False
+        """Whether the core has said that it takes clients, perhaps in one read with its welcome."""
 
     def connection_made(self, transport: Any) -> None:
         """Send the hello of this edge."""
@@ -143,6 +145,7 @@ class EdgeLink(Peer):
             elif kind == MARK:
                 self.heard = read_mark(payload)
             elif kind == SERVES:
+                self.is_served = True
                 self._edge.core_serves(self)
             elif kind == RELOAD:
                 self._reload()
@@ -360,7 +363,7 @@ class Edge:
             raise LinkError("the link ended before it began, or there is another link")
         self._link, self._core_serves, self._stops = link, False, False
         self._on_connected(welcome)
-        if welcome.serves:
+        if welcome.serves or link.is_served:
             self.core_serves(link)
         else:
             for copy in self.copies():
