@@ -428,3 +428,20 @@ def test_a_member_that_links_while_its_core_begins_to_serve_is_served() -> None:
             assert await reader.readexactly(1) == b"!"
 
     asyncio.run(test())
+
+
+def test_a_client_that_was_handed_over_waits_on_though_its_core_still_holds_the_lease() -> None:
+    async def test() -> None:
+        async with cluster() as both:
+            reader, _, session = await both.dial()
+            await copied(both, session)
+            await both.pause()
+            both.link.hand_over(session.transport, ID)
+            await both.leave()
+            both.edge.drop_copies()  # the core ends so slowly that it renews its lease twice
+            following = both.continue_session()
+            await both.second.link(both.edge, "tcp")
+            following.transport.write(b"!")
+            assert await reader.readexactly(1) == b"!"
+
+    asyncio.run(test())

@@ -512,7 +512,9 @@ class Edge:
         All clients with a copy have heard the changes of the state up to an offset.
         """
         copy = client.copy
-        if not client.continues and copy is not None and self._waiting_max and not self._stops:
+        if client.continues:
+            client.copy = None  # the session was handed over: an owner that lives has not ended it
+        elif copy is not None and self._waiting_max and not self._stops:
             client.copy = copy._replace(heard=max(copy.heard, heard))
             client.continues = copy.id
         if not client.continues or client.lost or client.transport.is_closing():
