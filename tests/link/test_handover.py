@@ -22,7 +22,7 @@ from babelbus.storage.files import LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS, turns
 from tests.support.certificates import Authority
 from tests.support.hesitant import Hesitant, connect
-from tests.support.link import Linked, Session, until
+from tests.support.link import Linked, Session, linked, until
 
 ID = "session"
 
@@ -443,5 +443,24 @@ def test_a_client_that_was_handed_over_waits_on_though_its_core_still_holds_the_
             await both.second.link(both.edge, "tcp")
             following.transport.write(b"!")
             assert await reader.readexactly(1) == b"!"
+
+    asyncio.run(test())
+
+
+def test_clients_of_an_edge_process_are_served_before_those_of_members() -> None:
+    async def test() -> None:
+        async with linked("socketpair") as both:
+            both.core.serves = False
+            edge = both.make_edge("process")
+            address = await both.open(edge)
+            await both.link(edge, "socketpair")
+            reader, _ = await both.dial(address)
+            session = await both.session()
+            session.transport.write(b"!")
+            assert await reader.readexactly(1) == b"!"
+            both.core.serve()
+            await both.dial(address)
+            await both.session(1)
+            await edge.stop()
 
     asyncio.run(test())

@@ -234,16 +234,21 @@ class CoreLink(Peer):
         self.name = self._local_name or hello.name
         self._stop_deadline()
         self._decoder.trust()
-        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners), self._core.serves))
+        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners), self._is_served))
         log.log(logging.DEBUG if self._local_name else logging.INFO, "edge %s (%s) is linked", self.name, self.peer)
         self._core.linked(self)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_served(self) -> bool:
+        """Whether clients are taken: those of an edge process as soon as it runs, for it has no place to wait."""
+        return self._core.serves or not self.is_of_member
+
     def _open(self, number: int, opening: Opening) -> None:
         if number in self.transports or not number:
             raise LinkError(f"connection {number} is open")
-        if not self._core.serves:
+        if not self._is_served:
             raise LinkError("a client for a core that takes none yet")
         if opening.continues:
             self._continue(number, opening.continues)
