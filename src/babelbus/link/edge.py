@@ -385,9 +385,9 @@ class Edge:
         """Return the copies of the sessions whose clients wait here, because their core ended without a word."""
         return [client.copy for client in self.waiting if client.copy is not None]
 
-    def drop_copies(self) -> None:
-        """Close the clients that wait with a copy: their core lives, and has ended their sessions."""
-        for client in [client for client in self.waiting if client.copy is not None]:
+    def drop_copies(self, epoch: int) -> None:
+        """Close the clients that wait with a copy of the owner of an epoch: it lives, and has ended their sessions."""
+        for client in [one for one in self.waiting if one.copy is not None and one.copy.epoch == epoch]:
             self._refuse_waiting(client)
 
     def _open(self, link: EdgeLink, client: Client) -> None:

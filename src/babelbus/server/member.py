@@ -306,9 +306,11 @@ class Member:
         assert edge is not None
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            is_same = self._linked is not None and _is_same(lease.seen, self._linked)
-            if is_same and not edge.is_connected and lease.seen_count - self._renewals_at_loss >= SIGNS_OF_LIFE:
-                edge.drop_copies()
+            linked = self._linked
+            if linked is None or edge.is_connected or not _is_same(lease.seen, linked):
+                continue
+            if lease.seen_count - self._renewals_at_loss >= SIGNS_OF_LIFE:
+                edge.drop_copies(linked.epoch)
 
     async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
         """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""
