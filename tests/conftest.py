@@ -12,6 +12,7 @@ from babelbus.clients.jebp import connection
 from babelbus.web import server as web_server
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.nats import NatsMissingError, NatsServer, nats_server
+from tests.support.passwords import make_hashes_cheap
 from tests.support.postgres import PostgresMissingError, PostgresServer, postgres_server
 
 EXIT_SECONDS = 300
@@ -33,6 +34,9 @@ settings.register_profile(
     "torture", settings.get_profile("steady"), derandomize=False, max_examples=1_000, print_blob=True
 )
 settings.load_profile("steady")
+
+# Before the first test module is imported: some build their credentials then.
+make_hashes_cheap()
 
 
 def pytest_unconfigure() -> None:

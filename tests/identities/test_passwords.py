@@ -15,6 +15,7 @@ from babelbus.identities.passwords import Passwords, check_hash, issue_password,
 from babelbus.metrics import Metrics
 from tests.support.bus import in_loop
 from tests.support.clock import ManualClock
+from tests.support.passwords import CHEAP, REAL_COST
 
 RIGHT = "correct horse battery staple"
 
@@ -183,7 +184,8 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @in_loop
 async def test_a_stored_hash_may_not_ask_for_more_than_the_limits(house: House, parameters: str) -> None:
     (good,) = house.table["alice"]
-    hashed = str(good.data["hash"]).replace("m=65536,t=2,p=1", parameters)
+    hashed = str(good.data["hash"]).replace(CHEAP, parameters)
+    assert parameters in hashed
     bad = msgspec.structs.replace(good, data={"hash": hashed})
     with pytest.raises(CredentialError):
         check_hash(bad)
@@ -203,6 +205,11 @@ def test_passwords_are_neither_short_nor_endless_and_issued_ones_are_shown_once(
     assert len(issued.secret) == 24
     assert issued.secret not in repr(issued)
     assert issued.secret.encode() not in msgspec.json.encode(issued.credential)
+
+
+def test_a_hash_costs_as_much_as_libsodium_asks_of_interactive_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(passwords._COSTS, "interactive", REAL_COST)
+    assert b"m=65536,t=2,p=1" in check_hash(make_password(RIGHT, 0))
 
 
 def test_a_moderate_hash_is_within_the_limits() -> None:
