@@ -149,7 +149,7 @@ def test_entries_of_a_compacted_segment_belong_to_every_1024th_record_of_the_fil
     assert [int.from_bytes(content[at : at + 8]) for at in positions] == left[::1024]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))])
 def test_a_changed_offset_in_a_compacted_segment_is_not_served(seed: int) -> None:
     files = FaultyFiles()
     log = compacted(files)
