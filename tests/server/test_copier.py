@@ -174,6 +174,24 @@ def test_more_copies_than_an_owner_may_keep_are_refused(monkeypatch: pytest.Monk
     asyncio.run(test())
 
 
+def test_one_session_goes_on_of_two_copies_of_one_owner(tmp_path: Path) -> None:
+    async def test() -> None:
+        kept = [
+            Copy(1, 0, 0, name * 32, msgspec.msgpack.encode(_Session(name * 32, "zbus", owner, None, None, None, b"")))
+            for name, owner in (("a", "one"), ("b", "two"), ("c", "one"))
+        ]
+
+        async def gather() -> list[Copy]:
+            return kept
+
+        handover = Handover(LocalFiles(), str(tmp_path), 2)
+        handover.gather = gather
+        assert sorted(await handover.read()) == ["one", "two"]
+        assert [one.id for one in handover._sessions] == ["a" * 32, "b" * 32]
+
+    asyncio.run(test())
+
+
 def test_an_owner_waits_for_no_member_that_goes_away(tmp_path: Path) -> None:
     async def test() -> None:
         members = [{"a"}, {"a"}, set[str]()]

@@ -248,18 +248,21 @@ class Handover:
         """
         away = await self._read_file()
         if not away and self.gather is not None:
+            owners: set[str] = set()
             for copy in await self.gather():
-                self._add_copy(copy)
-            away = [session.owner for session in self._sessions]
+                self._add_copy(copy, owners)
+            away = list(owners)
         return away
 
-    def _add_copy(self, copy: Copy) -> None:
+    def _add_copy(self, copy: Copy, owners: set[str]) -> None:
+        """Add the session of a copy, and its owner, unless another copy is of the same one."""
         try:
             session = _decode_session(copy.session)
         except msgspec.MsgspecError as error:
             log.warning("a session of the last owner does not go on: %s", error)
             return
-        if session.id == copy.id and all(session.owner != other.owner for other in self._sessions):
+        if session.id == copy.id and session.owner not in owners:
+            owners.add(session.owner)
             self._sessions.append(session)
             self._heard[session.id] = copy.heard
 
