@@ -192,6 +192,17 @@ def test_one_session_goes_on_of_two_copies_of_one_owner(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_copies_that_were_gathered_are_not_kept_while_the_owner_owns(tmp_path: Path) -> None:
+    async def test() -> None:
+        server = Server(configure(tmp_path))
+        gathering = Gathering(server.core_end, 2, [Copy(1, 0, 0, "a" * 32, b"")])
+        assert len(await gathering.wait(list)) == 1
+        server.core_end.on_copy(Copy(1, 0, 0, "b" * 32, b""))  # of a member that links late
+        assert await gathering.wait(list) == []
+
+    asyncio.run(test())
+
+
 def test_an_owner_waits_for_no_member_that_goes_away(tmp_path: Path) -> None:
     async def test() -> None:
         members = [{"a"}, {"a"}, set[str]()]

@@ -177,4 +177,6 @@ class Gathering:
             log.warning("members %s sent no copies of sessions: their clients connect again", ", ".join(missing))
         if self._refused:
             log.info("%d copies of sessions are not of the last owner, or too many", self._refused)
-        return list(self._copies.values())
+        self._core_end.on_copy = lambda copy: None  # it comes too late
+        copies, self._copies = self._copies, {}  # this server may own for long
+        return list(copies.values())
