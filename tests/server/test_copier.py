@@ -123,6 +123,30 @@ def test_a_quiet_client_hears_what_the_dead_owner_has_not_told_it(tmp_path: Path
     run(tmp_path, test)
 
 
+def test_all_that_go_on_hear_the_testament_of_a_client_whose_session_is_refused(tmp_path: Path) -> None:
+    async def test(deaths: Deaths) -> None:
+        one = deaths.one
+        holder, device, watcher = await one.dial(), await one.dial(), await one.dial()
+        assert await holder.ask(named("lock", 1, "job1")) == ack(1)
+        assert await device.ask(named("lock", 1, "job2")) == ack(1)
+        will = f"$SYS/clients/{device.client_id}/lastWill"
+        assert await device.ask(put(2, will, [{"key": NEWS, "value": "gone"}])) == ack(2)
+        assert await watcher.ask(subscribe(1, NEWS, liveOnly=True)) == ack(1)
+        await deaths.sweep()
+        await deaths.kill()
+        for client in one.edge.waiting:  # a copy of before another client got the lock
+            assert client.copy is not None
+            client.copy = client.copy._replace(session=client.copy.session.replace(b"job2", b"job1"))
+        server = await deaths.follow()
+        watcher.say(named("lock", 2, "job2"))
+        assert await watcher.hear() == state(1, "gone")
+        assert await watcher.hear() == ack(2)
+        assert await device.is_closed()
+        await server.stop()
+
+    run(tmp_path, test)
+
+
 def test_copies_of_others_and_damaged_ones_cost_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(deaths: Deaths) -> None:
         one = deaths.one
