@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from babelbus.link.frames import Copy
+from babelbus.protocols.connection import Connection
+from babelbus.protocols.contract import Continuation
 from babelbus.server import copies
 from babelbus.server.app import Server
 from babelbus.server.copies import Copier, Gathering
@@ -71,6 +73,8 @@ def run(folder: Path, test: object) -> None:
     async def whole() -> None:
         (folder / "first").mkdir()
         async with owners(folder / "first") as one:
+            assert one.server._copier is not None
+            await one.server._copier.stop()  # the test looks at the clients itself
             await test(Deaths(one, folder))  # type: ignore[operator]
 
     asyncio.run(whole())
@@ -234,3 +238,31 @@ def test_an_owner_waits_for_no_member_that_goes_away(tmp_path: Path) -> None:
         assert await gathering.wait(lambda: members.pop(0) if len(members) > 1 else members[0]) == []
 
     asyncio.run(test())
+
+
+def test_sessions_that_are_too_large_or_fail_cost_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(deaths: Deaths) -> None:
+        one = deaths.one
+        large, broken, fine = [await one.dial() for _ in range(3)]
+        for number in range(600):
+            key = f"{number}/{'x' * 100}"
+            assert await large.ask(subscribe(number, key, liveOnly=True)) == ack(number)
+        copy = Connection.copy
+
+        def fail(connection: Connection) -> Continuation | None:
+            continuation = copy(connection)
+            if continuation is not None and continuation.owner == broken.client_id:
+                raise RuntimeError("a defect")
+            return continuation
+
+        monkeypatch.setattr(Connection, "copy", fail)
+        await deaths.sweep()
+        await deaths.sweep()
+        assert deaths.copier.count == 1
+        assert caplog.text.count("the session cannot be copied") == 1
+        await deaths.kill()
+        assert [fine.client_id.encode() in each.session for each in one.edge.copies()] == [True]
+
+    run(tmp_path, test)

@@ -45,6 +45,8 @@ class Copier:
         """Bytes of each client, both ways, at the last look."""
         self._copied: dict[LinkedTransport, tuple[int, int]] = {}
         """The same, at the last copy."""
+        self._failed: dict[LinkedTransport, tuple[int, int]] = {}
+        """The same, of sessions that cannot be copied before the next byte: they are too large, or it failed."""
         self._heard = 0
         self._task: asyncio.Task[None] | None = None
         metrics.cluster_session_copies.set_function(lambda: self.count)
@@ -84,15 +86,17 @@ class Copier:
         self._heard = heard
         seen, self._seen = self._seen, {}
         copied, self._copied = self._copied, {}
+        failed, self._failed = self._failed, {}
         left = COPIES_MAX
         for link in links:
             for number, transport in enumerate(list(link.transports.values()), 1):
                 moved = self._seen[transport] = _moved(transport)
                 if copied.get(transport) == moved:
                     self._check(link, transport, moved)
-                elif left and seen.get(transport) == moved and self._copy(link, transport):
-                    self._copied[transport] = moved
-                    left -= 1
+                elif failed.get(transport) == moved:
+                    self._failed[transport] = moved
+                elif left and seen.get(transport) == moved:
+                    left -= self._copy(link, transport, moved)
                 if number % TURN_CLIENTS == 0:
                     await asyncio.sleep(0)
         for _ in range(FLUSH_TURNS):
@@ -109,29 +113,38 @@ class Copier:
 
     def _check(self, link: CoreLink, transport: LinkedTransport, moved: tuple[int, int]) -> None:
         """Keep a copy as it is, or withdraw it: the session may have lost a topic, or its place to another client."""
-        connection = transport.protocol
-        if isinstance(connection, Connection) and connection.is_copyable:
+        connection, is_true = transport.protocol, False
+        if isinstance(connection, Connection):
+            try:
+                is_true = connection.is_copyable
+            except Exception:  # a defect in one session must not keep others from a copy
+                log.exception("%s %s: the copy is withdrawn", connection.protocol, connection.peer)
+        if is_true:
             self._copied[transport] = moved
         else:
             link.withdraw_copy(transport)
 
-    def _copy(self, link: CoreLink, transport: LinkedTransport) -> bool:
-        """Send a copy of a session if there can be one; return whether there is nothing more to do for it."""
+    def _copy(self, link: CoreLink, transport: LinkedTransport, moved: tuple[int, int]) -> bool:
+        """Send a copy of a session if there can be one; return whether it was encoded."""
         connection = transport.protocol
         if not isinstance(connection, Connection) or not transport.is_settled or transport.unsent_bytes:
             return False
         try:
             continuation = connection.copy()
+            if continuation is None:
+                return False
+            session_id = uuid.uuid4().hex
+            session = encode_session(session_id, connection, continuation)
         except Exception:  # a defect in one session must not keep others from a copy
             log.exception("%s %s: the session cannot be copied", connection.protocol, connection.peer)
+            self._failed[transport] = moved
             return True
-        if continuation is None:
-            return False
-        session_id = uuid.uuid4().hex
-        session = encode_session(session_id, connection, continuation)
-        if len(session) <= COPY_BYTES_MAX:
-            heard = self._broker.state.told_offset
-            link.send_copy(transport, Copy(self._epoch, heard, transport.received_bytes, session_id, session))
+        if len(session) > COPY_BYTES_MAX:
+            self._failed[transport] = moved
+            return True
+        heard = self._broker.state.told_offset
+        link.send_copy(transport, Copy(self._epoch, heard, transport.received_bytes, session_id, session))
+        self._copied[transport] = moved
         return True
 
 

@@ -124,7 +124,7 @@ class WorterbuchService(StreamService):
     async def continue_sessions(self, sessions: Sequence[Continued]) -> set[str]:
         """Continue sessions, all with their locks; then they wait for the locks of others, in their order."""
         owners = await super().continue_sessions(sessions)
-        clients = [self.hub.clients[owner] for owner in owners]
+        clients = [self.hub.clients.get(owner) for owner in owners]
         waits = [(wait, one) for one in clients if isinstance(one, WorterbuchSession) for wait in one.take_waits()]
         for wait, client in sorted(waits, key=lambda pair: pair[0].place):
             client.wait_again(wait)
