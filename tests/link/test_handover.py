@@ -60,6 +60,12 @@ class Cluster:
         assert self.edge._link is not None
         self.link, self.edge_link = link, self.edge._link
 
+    async def lose(self) -> None:
+        """End the link without a word, as the death of a core does."""
+        [link] = self.first.core.links
+        link.end("killed")
+        await until(lambda: not self.edge.is_connected)
+
     async def leave(self) -> None:
         await self.first.core.close()
         await until(lambda: not self.edge.is_connected)
@@ -331,9 +337,7 @@ def test_a_client_waits_with_its_copy_when_its_core_dies_and_the_next_core_has_t
             writer.write(b"one")
             await until(lambda: session.received == b"one")
             await copied(both, session)
-            [link] = both.first.core.links
-            link.end("killed")
-            await until(lambda: not both.edge.is_connected)
+            await both.lose()
             assert both.edge.copies() == [copy(session)._replace(heard=9)]
             gathered: list[Copy] = []
             both.second.core.serves = False
@@ -390,9 +394,7 @@ def test_clients_with_copies_are_closed_when_their_core_turns_out_to_live() -> N
         async with cluster() as both:
             reader, _, session = await both.dial()
             await copied(both, session)
-            [link] = both.first.core.links
-            link.end("cut off")
-            await until(lambda: not both.edge.is_connected)
+            await both.lose()
             both.edge.drop_copies(2)  # the next owner lives: it may be about to continue the session
             assert both.edge.connections == 1
             both.edge.drop_copies(1)
@@ -407,9 +409,7 @@ def test_a_client_whose_copy_no_core_has_is_closed() -> None:
         async with cluster() as both:
             reader, _, session = await both.dial()
             await copied(both, session)
-            [link] = both.first.core.links
-            link.end("cut off")
-            await until(lambda: not both.edge.is_connected)
+            await both.lose()
             await both.second.link(both.edge, "tcp")
             assert await reader.read() == b""
             assert both.edge.connections == 0

@@ -54,7 +54,7 @@ class Deaths:
     async def follow(self, extra: tuple[Copy, ...] = ()) -> Server:
         """Return the next owner, which gathers the copies of the member, once it serves the member."""
         server = Server(configure(self._folder / "second"))
-        handover = server.handover = Handover(LocalFiles(), str(self._folder / "second"), 2)
+        handover = server._handover = Handover(LocalFiles(), str(self._folder / "second"), 2)
         gathering = Gathering(server.core_end, 2, extra)
         await server.core_end.listen("127.0.0.1", 0)
 

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
-from tests.server.test_handover import lines, mesh, start, taken, zbus
+from tests.server.test_handover import begin_work, lines, mesh, start, taken, zbus
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.cluster import until
 from tests.support.members import Party, make_topic
 from tests.support.nats import NatsServer
 from tests.support.passage import Passage
 from tests.support.web import WebSocket
-from tests.support.worterbuch import ack, named, pstate, psubscribe, put, state, subscribe
+from tests.support.worterbuch import ack, named, pstate, put, state, subscribe
 from tests.support.zbus import SocketClient
 
 
@@ -49,13 +49,7 @@ def kill(party: Party, owner: str, *, then: str) -> None:
 def test_a_quiet_client_keeps_its_lock_its_testament_and_its_subscription(party: Party) -> None:
     start(party, "a", "b", "c")
     with lines(party, "b") as device, lines(party, "c") as rival, WebSocket(party.children["c"]) as page:
-        will = f"$SYS/clients/{device.client_id}/lastWill"
-        assert device.ask(put(1, will, [{"key": "state", "value": "off"}])) == ack(1)
-        assert device.ask(put(2, "state", "on")) == ack(2)
-        assert device.ask(named("lock", 3, "job")) == ack(3)
-        rival.say(named("acquireLock", 4, "job"))
-        assert rival.ask(psubscribe(5, "rooms/#", liveOnly=True)) == ack(5)
-        assert page.ask(subscribe(6, "state", liveOnly=True)) == ack(6)
+        begin_work(device, rival, page)
         until_copied(party, "a", 3)
         kill(party, "a", then="b")
         assert device.ask(put(10, "rooms/one", 10)) == ack(10)

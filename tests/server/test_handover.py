@@ -95,16 +95,21 @@ def start(party: Party, *names: str) -> None:
     party.until_all_present(names[0], *names)
 
 
+def begin_work(device: Lines, rival: Lines, page: WebSocket) -> None:
+    """Let a device leave a testament and lock a job that a rival waits for; the rival and a page subscribe."""
+    will = f"$SYS/clients/{device.client_id}/lastWill"
+    assert device.ask(put(1, will, [{"key": "state", "value": "off"}])) == ack(1)
+    assert device.ask(put(2, "state", "on")) == ack(2)
+    assert device.ask(named("lock", 3, "job")) == ack(3)
+    rival.say(named("acquireLock", 4, "job"))
+    assert rival.ask(psubscribe(5, "rooms/#", liveOnly=True)) == ack(5)
+    assert page.ask(subscribe(6, "state", liveOnly=True)) == ack(6)
+
+
 def test_subscriptions_locks_and_testaments_of_another_member_survive_moves_of_the_data(party: Party) -> None:
     start(party, "a", "b", "c")
     with lines(party, "b") as device, lines(party, "b") as rival, WebSocket(party.children["b"]) as page:
-        will = f"$SYS/clients/{device.client_id}/lastWill"
-        assert device.ask(put(1, will, [{"key": "state", "value": "off"}])) == ack(1)
-        assert device.ask(put(2, "state", "on")) == ack(2)
-        assert device.ask(named("lock", 3, "job")) == ack(3)
-        rival.say(named("acquireLock", 4, "job"))
-        assert rival.ask(psubscribe(5, "rooms/#", liveOnly=True)) == ack(5)
-        assert page.ask(subscribe(6, "state", liveOnly=True)) == ack(6)
+        begin_work(device, rival, page)
         for number, owner in enumerate(("c", "a", "b"), start=10):
             party.move("b", owner)
             assert device.ask(get(number, "state")) == state(number, "on")

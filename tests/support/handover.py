@@ -93,14 +93,14 @@ class Owners:
 
     @property
     def handover(self) -> Handover:
-        assert self.server.handover is not None
-        return self.server.handover
+        assert self.server._handover is not None
+        return self.server._handover
 
     async def begin(self) -> None:
         """Start the next owner."""
         self._epoch += 1
         self.server = Server(self._config)
-        self.server.handover = Handover(self._files, str(self._folder), self._epoch)
+        self.server._handover = Handover(self._files, str(self._folder), self._epoch)
         await self.server.start()
         await self.server.core_end.listen("127.0.0.1", 0)
 

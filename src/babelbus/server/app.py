@@ -116,7 +116,7 @@ class Server:
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
         self._core_end: CoreEnd | None = None
         self._edges: Edges | None = None
-        self.handover: Handover | None = None
+        self._handover: Handover | None = None
         """There in a cluster whose members change."""
         self.gather: Callable[[], Awaitable[list[Copy]]] | None = None
         """Returns the copies of sessions whose owner was killed."""
@@ -216,8 +216,8 @@ class Server:
         if self.cluster is not None and ownership.lease is not None:
             from babelbus.server.handover import Handover
 
-            self.handover = Handover(self._files, self.folder, ownership.lease.held.epoch)
-            self.handover.gather = self.gather
+            self._handover = Handover(self._files, self.folder, ownership.lease.held.epoch)
+            self._handover.gather = self.gather
         log.info("this member owns the data of the cluster now (jetstream.prefix %s)", self.config.jetstream.prefix)
 
     def _close_folder_to_others(self) -> None:
@@ -258,7 +258,7 @@ class Server:
         removed = set(self.broker.open(listed).values())
         await self._open_gate(own_engine)
         state = self.config.state
-        away = [] if self.handover is None else await self.handover.read()
+        away = [] if self._handover is None else await self._handover.read()
         self.broker.open_state(
             self._files,
             os.path.join(self.folder, STATE_NAME),
@@ -273,7 +273,7 @@ class Server:
             transient=TRANSIENT_KEYS,
             key_bytes_max=state.key_bytes_max,
             away=away,
-            since=None if self.handover is None else self.handover.since,
+            since=None if self._handover is None else self._handover.since,
         )
         self.broker.open_staging(self._files, os.path.join(self.folder, STAGING_NAME), self.config.staging)
         groups = self.config.groups
@@ -416,8 +416,8 @@ class Server:
         for name, make_service in SERVICES.items():
             if getattr(self.config, name).enabled:
                 self.services[name] = make_service(context)
-        if self.handover is not None:
-            await self.handover.go_on(self.services, self.core_end, self.broker)
+        if self._handover is not None:
+            await self._handover.go_on(self.services, self.core_end, self.broker)
         for service in self.services.values():
             await service.start()
             self.addresses |= service.addresses
@@ -429,10 +429,10 @@ class Server:
 
             self._edges = Edges(self.config, self.core_end, self.entrances, self.metrics)
             await self._edges.start()
-        if self.handover is not None:
+        if self._handover is not None:
             from babelbus.server.copies import Copier
 
-            self._copier = Copier(self.core_end, self.broker, self.handover.epoch, self.metrics)
+            self._copier = Copier(self.core_end, self.broker, self._handover.epoch, self.metrics)
             self._copier.start()
 
     def connections(self) -> dict[str, Collection[Connected]]:
@@ -546,15 +546,15 @@ class Server:
         if self._copier is not None:
             await self._copier.stop()
         if hasattr(self, "broker"):
-            if self.handover is not None:
-                await self.handover.settle(services, self.broker)
+            if self._handover is not None:
+                await self._handover.settle(services, self.broker)
             self.broker.end_requests()  # no reply is read from now on
         if self._edges is not None:
             await self._edges.leave()
         if self._core_end is not None:
             self._core_end.stop_accepting()
-        if self.handover is not None:
-            await self.handover.begin(services, self.core_end, goes_on=goes_on)
+        if self._handover is not None:
+            await self._handover.begin(services, self.core_end, goes_on=goes_on)
         for service in services:
             await service.drain()
         deadline = self.clock.monotonic() + self.config.server.drain_seconds
@@ -564,8 +564,8 @@ class Server:
             service.close()
         if hasattr(self, "administration"):  # before the clients leave that hear what is published there
             await self.administration.stop()
-        if self.handover is not None:
-            self.released = await self.handover.end(services, self.broker)
+        if self._handover is not None:
+            self.released = await self._handover.end(services, self.broker)
         if hasattr(self, "broker"):
             await self.broker.close()
         for service in services:

@@ -31,7 +31,6 @@ FLUSH_TURNS = 3
 """Turns of the event loop after which everything that was told is on its way to the members."""
 GATHER_SECONDS = 3.0
 """How long the next owner waits for the copies of members that are alive: longer than they need to see the lease."""
-
 LOOK_SECONDS = 0.2
 """How often it looks whether those members are still there."""
 
