@@ -338,20 +338,20 @@ def test_a_client_waits_with_its_copy_when_its_core_dies_and_the_next_core_has_t
             await until(lambda: session.received == b"one")
             await copied(both, session)
             await both.lose()
-            assert both.edge.copies() == [copy(session)._replace(heard=9)]
+            assert both.edge.waiting.copies() == [copy(session)._replace(heard=9)]
             gathered: list[Copy] = []
             both.second.core.serves = False
             both.second.core.on_copy = gathered.append
             await both.second.link(both.edge, "tcp")
             await until(lambda: both.second.core.copied == {"member"})
-            assert gathered == both.edge.copies()
+            assert gathered == both.edge.waiting.copies()
             following = both.continue_session("s" * 32)
             both.second.core.serve()
             following.transport.write(b"!")
             assert await reader.readexactly(1) == b"!"
             writer.write(b"two")
             await until(lambda: following.received == b"two")
-            assert both.edge.copies() == []
+            assert both.edge.waiting.copies() == []
 
     asyncio.run(test())
 
@@ -383,7 +383,7 @@ def test_a_copy_is_not_true_any_more_after_the_next_byte(change: str) -> None:
             link._flush()
             await link.close("killed")
             await until(lambda: not both.edge.is_connected)
-            assert both.edge.copies() == []
+            assert both.edge.waiting.copies() == []
             assert await reader.read() == b""
 
     asyncio.run(test())
@@ -395,9 +395,9 @@ def test_clients_with_copies_are_closed_when_their_core_turns_out_to_live() -> N
             reader, _, session = await both.dial()
             await copied(both, session)
             await both.lose()
-            both.edge.drop_copies(2)  # the next owner lives: it may be about to continue the session
+            both.edge.waiting.drop_copies(2)  # the next owner lives: it may be about to continue the session
             assert both.edge.connections == 1
-            both.edge.drop_copies(1)
+            both.edge.waiting.drop_copies(1)
             assert await reader.read() == b""
             assert both.edge.connections == 0
 
@@ -440,7 +440,7 @@ def test_a_client_that_was_handed_over_waits_on_though_its_core_still_holds_the_
             await both.pause()
             both.link.hand_over(session.transport, ID)
             await both.leave()
-            both.edge.drop_copies(1)  # the core ends so slowly that it renews its lease twice
+            both.edge.waiting.drop_copies(1)  # the core ends so slowly that it renews its lease twice
             following = both.continue_session()
             await both.second.link(both.edge, "tcp")
             following.transport.write(b"!")

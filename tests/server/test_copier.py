@@ -95,7 +95,7 @@ def test_a_copy_is_true_until_somebody_speaks_and_is_made_again_when_all_are_qui
         await deaths.sweep()
         assert deaths.copier.count == 2
         await deaths.kill()
-        assert len(one.edge.copies()) == 2
+        assert len(one.edge.waiting.copies()) == 2
         server = await deaths.follow()
         assert await device.ask(named("lock", 2, LOCK)) == ack(2)  # nothing was told twice before that
         assert await other.ask(put(2, NEWS, 2)) == ack(2)
@@ -158,7 +158,7 @@ def test_copies_of_others_and_damaged_ones_cost_nobody_else(tmp_path: Path, capl
         assert await device.ask(named("lock", 1, LOCK)) == ack(1)
         await deaths.sweep()
         await deaths.kill()
-        old = Copy(7, 0, 0, "0" * 32, one.edge.copies()[0].session)
+        old = Copy(7, 0, 0, "0" * 32, one.edge.waiting.copies()[0].session)
         damaged = Copy(1, 0, 0, "1" * 32, b"\xc1")
         stranger = _Session("2" * 32, "worterbuch", "stranger", None, None, None, b"\x01")
         unknown = Copy(1, 0, 0, "2" * 32, msgspec.msgpack.encode(stranger))
@@ -263,6 +263,6 @@ def test_sessions_that_are_too_large_or_fail_cost_nobody_else(
         assert deaths.copier.count == 1
         assert caplog.text.count("the session cannot be copied") == 1
         await deaths.kill()
-        assert [fine.client_id.encode() in each.session for each in one.edge.copies()] == [True]
+        assert [fine.client_id.encode() in each.session for each in one.edge.waiting.copies()] == [True]
 
     run(tmp_path, test)

@@ -67,7 +67,7 @@ def test_a_member_says_why_it_serves_nobody_while_the_owner_ends(nats: NatsServe
             one = Member(member(tmp_path, nats, "ends"))
             one._edge, one._owner, one._trouble = both.edge, "other", ""  # as a link to the owner leaves them
             both.edge.stand_in = lambda listener: one._waiting_room.make()
-            both.edge._waiting_max = 1
+            both.edge.waiting.newcomers_max = 1
             both.core.stop_accepting()
             await until(lambda: both.edge._stops)
             reader, writer = await both.dial()

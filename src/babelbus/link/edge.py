@@ -38,7 +38,6 @@ from babelbus.link.frames import (
     STOP,
     TAKEN,
     WELCOME,
-    Copy,
     Frame,
     Hello,
     LinkError,
@@ -51,6 +50,7 @@ from babelbus.link.frames import (
     read_mark,
 )
 from babelbus.link.peer import SILENCE_SECONDS, Peer
+from babelbus.link.waiting import Waiting
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import name_of
 from babelbus.listening.fronts import Fronts
@@ -286,13 +286,9 @@ class Edge:
         self.stand_in = stand_in
         """Returns who serves a client of a listener while there is no link, `None` if such clients wait."""
         self._on_connected, self._on_lost, self._on_stop = on_connected, on_lost, on_stop
-        self._waiting_max, self._waiting_seconds = waiting_max, waiting_seconds
         self._link: EdgeLink | None = None
-        self._crowd = crowd
-        self.waiting: dict[Client, str | None] = {}
-        """Clients that wait for a link, the oldest first, and the name that `crowd` counts their address under."""
-        self._newcomers = 0
-        """Those of them that no core has served."""
+        self.waiting = Waiting(waiting_max, waiting_seconds, crowd)
+        """Clients that wait for a link."""
         self._servers: list[asyncio.Server] = []
         self._log = LimitedLog(log, clock)
         self._unsettled: list[Client] = []
@@ -366,7 +362,7 @@ class Edge:
         if welcome.serves or link.is_served:
             self.core_serves(link)
         else:
-            for copy in self.copies():
+            for copy in self.waiting.copies():
                 link.send(COPY, payload=copy.encode())
             link.send(COPIED)
         return welcome
@@ -376,19 +372,10 @@ class Edge:
         if self._link is not link or self._core_serves or self._stops:
             return
         self._core_serves = True
-        for client in list(self.waiting):
-            self._end_waiting(client)
+        for client in self.waiting:
+            self.waiting.remove(client)
             client.copy = None
             self._open(link, client)
-
-    def copies(self) -> list[Copy]:
-        """Return the copies of the sessions whose clients wait here, because their core ended without a word."""
-        return [client.copy for client in self.waiting if client.copy is not None]
-
-    def drop_copies(self, epoch: int) -> None:
-        """Close the clients that wait with a copy of the owner of an epoch: it lives, and has ended their sessions."""
-        for client in [one for one in self.waiting if one.copy is not None and one.copy.epoch == epoch]:
-            self._refuse_waiting(client)
 
     def _open(self, link: EdgeLink, client: Client) -> None:
         has_left = bool(client.continues) and client.has_left()
@@ -435,7 +422,7 @@ class Edge:
     def core_stops(self) -> None:
         """Handle that the core takes no further clients: close the listeners, or let clients wait for the next core."""
         self._stops = True
-        if self._waiting_max:
+        if self.waiting.newcomers_max:
             self._core_serves = False
             if self._link is not None:
                 self._link.pause()
@@ -450,8 +437,8 @@ class Edge:
     def stop_accepting(self) -> None:
         """Close the listeners; connections that are open stay open."""
         self.close_listeners()
-        for client in list(self.waiting):
-            self._refuse_waiting(client)
+        for client in self.waiting:
+            self.waiting.refuse(client)
         self._on_stop()
 
     async def stop(self) -> None:
@@ -461,8 +448,8 @@ class Edge:
         link, self._link = self._link, None
         if link is not None:
             await link.close("this edge stops")
-        for client in list(self.waiting):  # for the next core, which this edge does not wait for
-            self._refuse_waiting(client)
+        for client in self.waiting:  # for the next core, which this edge does not wait for
+            self.waiting.refuse(client)
         for timer in (self._settle_timer, self._slow_timer):
             if timer is not None:
                 timer.cancel()
@@ -487,23 +474,13 @@ class Edge:
             return True
         if client.listener.tls is None and client.stand_in():
             return False
-        if self._newcomers >= self._waiting_max:
-            self._refuse(client, f"no core is linked, and {self._waiting_max} clients wait for one")
+        refusal = self.waiting.admit(client)
+        if refusal is not None:
+            self._refuse(client, f"no core is linked, and {refusal}")
             return False
-        peer = client.raw.get_extra_info("peername")
-        key = self._crowd.key_of(peer[0]) if self._crowd is not None and isinstance(peer, tuple) else None
-        if key is not None and self._crowd is not None:
-            refusal = self._crowd.refusal(key)
-            if refusal is not None:
-                self._refuse(client, f"no core is linked, and {refusal[1]}")
-                return False
-            self._crowd.enter(key)
-        self.waiting[client] = key
-        self._newcomers += 1
         if client.listener.tls is None:
             # Not before the next turn: asyncio begins to read behind `connection_made`, paused or not.
             asyncio.get_running_loop().call_soon(self._hold, client)
-        client.timer = asyncio.get_running_loop().call_later(self._waiting_seconds, self._refuse_waiting, client)
         return True
 
     def keep(self, client: Client, heard: int) -> bool:
@@ -514,14 +491,14 @@ class Edge:
         copy = client.copy
         if client.continues:
             client.copy = None  # the session was handed over: an owner that lives has not ended it
-        elif copy is not None and self._waiting_max and not self._stops:
+        elif copy is not None and self.waiting.newcomers_max and not self._stops:
             client.copy = copy._replace(heard=max(copy.heard, heard))
             client.continues = copy.id
         if not client.continues or client.lost or client.transport.is_closing():
             client.copy = None
             return False
         client.wait()
-        self._await_core(client)
+        self.waiting.keep(client)
         return True
 
     async def release(self) -> list[Client]:
@@ -531,7 +508,7 @@ class Edge:
             await self._link.done
         clients = [client for client in self.waiting if client.continues]
         for client in clients:
-            self._end_waiting(client)
+            self.waiting.remove(client)
             self._open_count -= 1
             client.entered = client.settling = False
         return clients
@@ -544,11 +521,7 @@ class Edge:
             client.edge = self
             client.entered = True
             self._open_count += 1
-            self._await_core(client)
-
-    def _await_core(self, client: Client) -> None:
-        self.waiting[client] = None
-        client.timer = asyncio.get_running_loop().call_later(self._waiting_seconds, self._refuse_waiting, client)
+            self.waiting.keep(client)
 
     def _hold(self, client: Client) -> None:
         if client in self.waiting:
@@ -559,22 +532,6 @@ class Edge:
         self._log.write(logging.WARNING, "refused", "%s %s: refused: %s", client.listener.name, peer, text)
         client.raw.abort()
 
-    def _end_waiting(self, client: Client) -> None:
-        """Release the place of a client that waits for a link."""
-        key = self.waiting.pop(client)
-        if not client.continues:
-            self._newcomers -= 1
-        if key is not None and self._crowd is not None:
-            self._crowd.finish_handshake(key)
-            self._crowd.leave(key)
-        if client.timer is not None:
-            client.timer.cancel()
-
-    def _refuse_waiting(self, client: Client) -> None:
-        if client in self.waiting:
-            self._end_waiting(client)
-            client.abort()
-
     def leave(self, client: Client, loss: Loss) -> None:
         """Send to the core that a client is gone."""
         if client.entered:
@@ -583,7 +540,7 @@ class Edge:
             if not self._open_count and self._all_closed is not None and not self._all_closed.done():
                 self._all_closed.set_result(None)
         if client in self.waiting:
-            self._end_waiting(client)
+            self.waiting.remove(client)
         link, client.link = client.link, None
         if link is not None and link.clients.pop(client.number, None) is not None:
             link.send_message(LOST, loss, client.number)

@@ -310,7 +310,7 @@ class Member:
             if linked is None or edge.is_connected or not _is_same(lease.seen, linked):
                 continue
             if lease.seen_count - self._renewals_at_loss >= SIGNS_OF_LIFE:
-                edge.drop_copies(linked.epoch)
+                edge.waiting.drop_copies(linked.epoch)
 
     async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
         """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""
@@ -363,7 +363,7 @@ class Member:
         if self._tls is not None:
             server.certificates.add(self._tls)
         if lease.last_owner:
-            gathering = Gathering(server.core_end, lease.held.epoch, edge.copies())
+            gathering = Gathering(server.core_end, lease.held.epoch, edge.waiting.copies())
             server.gather = partial(self._gather, server.core_end, gathering)
         for name, sockets in self._ports.items():
             server.entrances.kept[name] = [one.dup() for one in sockets]
