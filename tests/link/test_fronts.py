@@ -1,17 +1,18 @@
-"""Fronts of an edge: batches keep the order of each client, and edges of other machines have no fronts."""
+"""Fronts of an edge: batches keep the order of each client, and clients go on when the core changes."""
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 
-from babelbus.link.client import UNTAKEN_BYTES_MAX, EdgeListener
+from babelbus.link.client import UNTAKEN_BYTES_MAX
 from babelbus.link.core import CoreLink
-from babelbus.link.frames import BATCH, HELLO, LINK_VERSION, OPEN, ListenerInfo, encode
+from babelbus.link.frames import BATCH, HELLO, LINK_VERSION, OPEN, encode
+from babelbus.link.transport import Absence, LinkedTransport
 from babelbus.listening.entrances import Entrance
 from babelbus.listening.fronts import Find, FrontPlan, Way
-from babelbus.listening.sockets import open_sockets
-from tests.support.link import NAME, Linked, until
+from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.link import NAME, Linked, Session, until
 
 MUCH = 64 * 1024
 
@@ -43,7 +44,8 @@ class Front:
 
 
 class Fronts:
-    def __init__(self) -> None:
+    def __init__(self, plan: bytes = b"plan") -> None:
+        assert plan == b"plan"
         self.gathered: list[tuple[Front, bytes]] = []
         self.sent: dict[int, list[Front]] = {}
         self.writes = 0
@@ -72,6 +74,7 @@ class Fronted(Linked):
         self.answers: list[Callable[[bytes], None]] = []
         plan = FrontPlan(b"plan", self._make, self._receive)
         self.entrances.add(Entrance(NAME, self._make, self.door, front=plan))
+        self.edge = self.make_edge("m", make_fronts={NAME: Fronts}, waiting_max=5, waiting_seconds=SAFETY_NET_SECONDS)
 
     def _receive(self, data: bytes, find: Find, answer: Callable[[bytes], None]) -> None:
         for line in data.splitlines():
@@ -82,20 +85,13 @@ class Fronted(Linked):
                 linked.receive_aside(b"<" + text + b">")
         self.answers.append(answer)
 
-    async def begin(self, fronts: Fronts) -> None:
-        sockets = await open_sockets("127.0.0.1", 0)
-        await self.edge.open([EdgeListener(NAME, sockets, fronts=fronts)])
-        self.address = sockets[0].getsockname()
-        ours, theirs = socket.socketpair()
-        listeners = [ListenerInfo(NAME, front=b"plan")]
-        _, welcome = await asyncio.gather(self.core.adopt(ours, "1", listeners), self.edge.connect_socket(theirs))
-        assert welcome.listeners[0].front == b"plan"
-
 
 @contextlib.asynccontextmanager
-async def fronted() -> AsyncIterator[Fronted]:
+async def fronted(kind: str = "socketpair") -> AsyncIterator[Fronted]:
     both = Fronted()
-    await both.begin(Fronts())
+    await both.core.listen("127.0.0.1", 0)
+    both.address = await both.open(both.edge)
+    await both.link(both.edge, kind)
     try:
         yield both
     finally:
@@ -194,8 +190,7 @@ def test_a_client_that_takes_nothing_of_its_front_is_not_read_for_a_while() -> N
             session = await both.session()
             loop = asyncio.get_running_loop()
             (own,) = both.edge._link.clients.values()  # type: ignore[union-attr]
-            fronts = own.listener.fronts
-            assert isinstance(fronts, Fronts)
+            fronts: Fronts = own.fronts  # type: ignore[union-attr]
             while not own.paused:
                 before = fronts.writes
                 await loop.sock_sendall(client, b"w")
@@ -212,12 +207,13 @@ def test_a_client_that_takes_nothing_of_its_front_is_not_read_for_a_while() -> N
     asyncio.run(test())
 
 
-def test_an_edge_of_another_machine_has_no_fronts() -> None:
+def test_clients_and_batches_of_a_listener_without_fronts_end_the_link() -> None:
     async def test() -> None:
         async with fronted() as both:
+            both.entrances.add(Entrance("bare", both._make, both.door))
             for garbage in (
-                encode(OPEN, 1, b'{"listener": "echo", "peer": null, "fronted": true}'),
-                encode(BATCH, 1, b"\x04echo1 b\n"),
+                encode(OPEN, 1, b'{"listener": "bare", "peer": null, "fronted": true}'),
+                encode(BATCH, 1, b"\x04bare1 b\n"),
             ):
                 ours, theirs = socket.socketpair()
                 link = CoreLink(both.core)
@@ -225,9 +221,58 @@ def test_an_edge_of_another_machine_has_no_fronts() -> None:
                 hello = b'{"magic": "babelbus-link", "version": %d, "name": "m"}' % LINK_VERSION
                 theirs.sendall(encode(HELLO, 0, hello) + garbage)
                 await link.done
-                assert link.end_reason == "edge m has no fronts of 'echo'"
+                assert link.end_reason == "edge m: there are no fronts of 'bare'"
                 theirs.close()
             assert not both.sessions
             assert not both.batches
+
+    asyncio.run(test())
+
+
+def test_a_batch_comes_before_the_pause_and_what_comes_behind_it_waits_for_the_next_core() -> None:
+    async def test() -> None:
+        async with fronted("tcp") as first, fronted("tcp") as second:
+            reader, writer = await first.dial()
+            session = await first.session()
+            (client,) = first.edge._link.clients.values()  # type: ignore[union-attr]
+            client.data_received(b"bl1")  # waits for others
+            first.core.stop_accepting()
+            [link] = await first.core.pause_members(SAFETY_NET_SECONDS)
+            assert session.received == b"<bl1>"
+            assert link.batches == 1
+            writer.write(b"b2")
+            first.answers[0](b"done")
+            assert link.batches == 0
+            assert await reader.readexactly(4) == b"done"
+            link.hand_over(session.transport, "session")
+            following = Session(second.door)
+            transport = LinkedTransport(Absence(), 0, following, {"peername": ("127.0.0.1", 1), "sockname": None})
+            following.connection_made(transport)
+            second.core.absent["session"] = transport
+            await first.core.close()
+            await until(lambda: not first.edge.is_connected)
+            await second.edge.stop()
+            await second.link(first.edge, "tcp")
+            await until(lambda: following.received == b"<b2>")
+            second.answers[0](b"too")
+            assert await reader.readexactly(3) == b"too"
+            assert not session.lost.done()
+
+    asyncio.run(test())
+
+
+def test_a_client_that_waits_for_a_core_has_no_front_and_one_that_comes_later_has() -> None:
+    async def test() -> None:
+        async with fronted("tcp") as first, fronted("tcp") as second:
+            [link] = first.core.links
+            link.end("killed")
+            await until(lambda: not first.edge.is_connected)
+            await first.dial()
+            await until(lambda: first.edge.connections == 1)
+            await second.edge.stop()
+            await second.link(first.edge, "tcp")
+            await first.dial()
+            await until(lambda: len(second.sessions) == 2)
+            assert [one.is_fronted for one in first.edge._link.clients.values()] == [False, True]  # type: ignore[union-attr]
 
     asyncio.run(test())

@@ -148,9 +148,11 @@ def test_clients_of_jebp_publish_and_read_on_through_moves(party: Party) -> None
             assert said(first.ask(create("orders", b"%d of a" % number))[0]) == "a130"
             second.ask(subscribe_topic("orders"))
             party.move("c", owner)
-            assert said(second.ask(create("orders", b"%d of b" % number))[0]) == "a130"
-            [answer] = second.ask(fetch(2 * number))
-            assert fetched(answer)["orders", 0] == [b"%d of a" % number, b"%d of b" % number]
+            large = b"%d of b" % number * 4_000  # the front of a member leaves it sealed
+            answers = second.ask(create("orders", b"%d of b" % number), create("orders", large))
+            assert [said(answer) for answer in answers] == ["a130", "a130"]
+            [answer] = second.ask(fetch(3 * number))
+            assert fetched(answer)["orders", 0] == [b"%d of a" % number, b"%d of b" % number, large]
 
 
 def test_a_fetch_that_waits_is_answered_before_the_owner_changes(party: Party) -> None:

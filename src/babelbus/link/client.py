@@ -46,8 +46,8 @@ class ClientLink(Protocol):
             LinkError: the message is too long for a frame.
         """
 
-    def gather(self, listener: "EdgeListener", *, later: bool = False) -> None:
-        """Send the batches of a listener at the end of this turn, or soon."""
+    def gather(self, fronts: Fronts, listener: str, *, later: bool = False) -> None:
+        """Send the batches of the fronts of a listener at the end of this turn, or soon."""
 
     def flush_batches(self) -> None:
         """Send all batches now."""
@@ -76,13 +76,15 @@ class EdgeListener(msgspec.Struct, frozen=True):
     sockets: list[socket.socket]
     tls: Tls | None = None
     handshake_seconds: float = 10.0
-    fronts: Fronts | None = None
     is_admin: bool = False
     """Whether clients may take the descriptors that are kept for the administration."""
 
 
 class Client(asyncio.Protocol):
     """One client of an edge. Its TLS is done before its bytes come here."""
+
+    is_fronted = False
+    """Whether a front proves who the client is."""
 
     __slots__ = (
         "blocked",
@@ -424,10 +426,13 @@ _NO_EDGE = _NoEdge()
 class FrontedClient(Client):
     """A client with a front between its bytes and those of the core; the `Way` of that front."""
 
-    __slots__ = ("choked", "front", "stopped", "untaken")
+    is_fronted = True
+
+    __slots__ = ("choked", "front", "fronts", "stopped", "untaken")
 
     def __init__(self, edge: "ClientEdge", listener: EdgeListener, fronts: Fronts) -> None:
         super().__init__(edge, listener)
+        self.fronts = fronts
         self.front = fronts.make(self)
         self.untaken = 0
         """At most so many bytes of the front were not taken."""
@@ -437,8 +442,10 @@ class FrontedClient(Client):
         """Whether the front wants nothing."""
 
     def data_received(self, data: bytes) -> None:
-        """Send bytes of the client to its front."""
-        if self.link is not None:
+        """Send bytes of the client to its front, which has no core to send them on to while the core changes."""
+        if self.link is None or self.held:
+            self.early.append(data)
+        else:
             self.front.receive_data(data)
 
     def deliver(self, data: bytes, taken: int) -> None:
@@ -483,19 +490,19 @@ class FrontedClient(Client):
 
     def forward(self, data: bytes) -> None:
         """Send bytes to the session."""
-        if self.link is not None:
+        if self.link is not None and not self.held:
             self._send_batch()
             super().data_received(data)
 
     def gather(self, *, later: bool = False) -> None:
         """Send the batches at the end of this turn, or later."""
         if self.link is not None:
-            self.link.gather(self.listener, later=later)
+            self.link.gather(self.fronts, self.listener.name, later=later)
 
     def flush(self) -> None:
         """Send the batches."""
         if self.link is not None:
-            self.link.gather(self.listener)
+            self.link.gather(self.fronts, self.listener.name)
             self.link.flush_batches()
 
     def write(self, data: bytes | bytearray, delivered_bytes: int = 0) -> None:

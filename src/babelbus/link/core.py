@@ -47,6 +47,7 @@ from babelbus.link.frames import (
     Loss,
     Opening,
     Secured,
+    Serving,
     Welcome,
     read,
     read_copy,
@@ -115,6 +116,8 @@ class CoreLink(Peer):
 
         self.paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the edge of a member reads nothing more of its clients, or is gone."""
+        self.batches = 0
+        """Batches of fronts whose answer is outstanding."""
         self.reloaded: asyncio.Future[None] | None = None
         """Done when the edge has loaded its certificates again."""
 
@@ -234,7 +237,8 @@ class CoreLink(Peer):
         self.name = self._local_name or hello.name
         self._stop_deadline()
         self._decoder.trust()
-        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners), self._is_served))
+        serving = self._core.serving if self._is_served else None
+        self.send_message(WELCOME, Welcome(LINK_VERSION, self._core.name, list(self._listeners), serving))
         log.log(logging.DEBUG if self._local_name else logging.INFO, "edge %s (%s) is linked", self.name, self.peer)
         self._core.linked(self)
 
@@ -284,17 +288,22 @@ class CoreLink(Peer):
         """Return what a listener offers to fronts.
 
         Raises:
-            LinkError: this edge has no fronts there.
+            LinkError: the listener has none.
         """
         entrance = self._core.entrances.by_name.get(listener)
-        if self._local_name is None or entrance is None or entrance.front is None:
-            raise LinkError(f"edge {self.name} has no fronts of {listener!r}")
+        if entrance is None or entrance.front is None:
+            raise LinkError(f"edge {self.name}: there are no fronts of {listener!r}")
         return entrance.front
 
     def _receive_batch(self, number: int, payload: bytes) -> None:
         start = 1 + (payload[0] if payload else 0)
         plan = self._front_of(payload[1:start].decode(errors="replace"))
-        plan.receive(payload[start:], self.transports.get, partial(self.send, BATCH, number))
+        self.batches += 1
+        plan.receive(payload[start:], self.transports.get, partial(self._answer_batch, number))
+
+    def _answer_batch(self, number: int, answer: bytes) -> None:
+        self.batches -= 1
+        self.send(BATCH, number, answer)
 
     def _begin(
         self,
@@ -498,12 +507,18 @@ class CoreEnd:
             sums[link.name] += figure(link)
         return list(sums.items())
 
+    @property
+    def serving(self) -> Serving:
+        """The facts that edges need of this core, which takes clients."""
+        fronts = {name: entrance.front for name, entrance in self.entrances.by_name.items()}
+        return Serving({name: front.content for name, front in fronts.items() if front is not None})
+
     def serve(self) -> None:
         """Begin to take clients."""
         self.serves = True
         self.on_copy, self.on_copied = lambda copy: None, lambda: None
         for link in self.links:
-            link.send(SERVES)
+            link.send_message(SERVES, self.serving)
 
     async def listen(self, host: str, port: int, tls: LinkTls | None = None, key: str = "") -> None:
         """Open an address for links of other machines; `tls` asks edges for a certificate, and all need the key.

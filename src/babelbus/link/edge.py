@@ -4,8 +4,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import babelbus
@@ -44,6 +45,7 @@ from babelbus.link.frames import (
     LinkRefusedError,
     Loss,
     Opening,
+    Serving,
     Welcome,
     read,
     read_copy,
@@ -84,8 +86,8 @@ class EdgeLink(Peer):
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.clients: dict[int, Client] = {}
         self._number = 0
-        self._gathering: dict[str, Fronts] = {}
-        """By listener, fronts that have batches to send."""
+        self._gathering: dict[Fronts, str] = {}
+        """Fronts that have batches to send, and the name of their listener."""
         self._gathers_now = False
         """Whether they are sent at the end of this turn."""
         self._batch_timer: asyncio.TimerHandle | None = None
@@ -95,8 +97,8 @@ class EdgeLink(Peer):
         self._batch_number = 0
         self.heard = 0
         """Up to which offset of the log of the state all clients with a copy have heard everything."""
-        self.is_served = False
-        """Whether the core has said that it takes clients, perhaps in one read with its welcome."""
+        self.serving: Serving | None = None
+        """There once the core has said that it takes clients, perhaps in one read with its welcome."""
 
     def connection_made(self, transport: Any) -> None:
         """Send the hello of this edge."""
@@ -145,8 +147,8 @@ class EdgeLink(Peer):
             elif kind == MARK:
                 self.heard = read_mark(payload)
             elif kind == SERVES:
-                self.is_served = True
-                self._edge.core_serves(self)
+                self.serving = read(payload, Serving)
+                self._edge.core_serves(self, self.serving)
             elif kind == RELOAD:
                 self._reload()
             elif kind != PING:
@@ -154,10 +156,9 @@ class EdgeLink(Peer):
 
     # -- batches of fronts ---------------------------------------------------------------------------------------------
 
-    def gather(self, listener: EdgeListener, *, later: bool = False) -> None:
-        """Send the batches of a listener at the end of this turn, or `later` within `GATHER_SECONDS`."""
-        assert listener.fronts is not None
-        self._gathering[listener.name] = listener.fronts
+    def gather(self, fronts: Fronts, listener: str, *, later: bool = False) -> None:
+        """Send the batches of the fronts of a listener at the end of this turn, or `later` within `GATHER_SECONDS`."""
+        self._gathering[fronts] = listener
         if not later:
             self._gathers_now = True
             if not self._scheduled:
@@ -173,11 +174,11 @@ class EdgeLink(Peer):
         """Send all batches: what is sent behind them comes behind them to the core."""
         self._gathers_now = False
         gathering, self._gathering = self._gathering, {}
-        for name, fronts in gathering.items():
-            fronts.flush(partial(self._send_batch, name, fronts))
+        for fronts, listener in gathering.items():
+            fronts.flush(partial(self._send_batch, listener, fronts))
 
-    def _send_batch(self, name: str, fronts: Fronts, data: bytes) -> int:
-        encoded = name.encode()
+    def _send_batch(self, listener: str, fronts: Fronts, data: bytes) -> int:
+        encoded = listener.encode()
         payload = b"%c%b%b" % (len(encoded), encoded, data)
         assert len(payload) <= PAYLOAD_BYTES_MAX, f"a batch of {len(payload)} bytes"
         number = self._batch_number = self._batch_number % NUMBERS + 1
@@ -218,13 +219,14 @@ class EdgeLink(Peer):
             client.listener.name,
             list(peer) if isinstance(peer, tuple) else None,
             list(local) if isinstance(local, tuple) else None,
-            client.listener.fronts is not None,
+            client.is_fronted,
             client.continues,
         )
         self.send_message(OPEN, opening, number)
 
     def pause(self) -> None:
         """Send nothing more of the clients that are open: the core hands their sessions over, or ends them."""
+        self.flush_batches()
         for client in self.clients.values():
             client.hold()
         self.send(PAUSED)
@@ -279,6 +281,7 @@ class Edge:
         on_lost: Callable[[str], None] = lambda reason: None,
         on_stop: Callable[[], None] = lambda: None,
         stand_in: Callable[[str], asyncio.Protocol | None] = lambda listener: None,
+        make_fronts: Mapping[str, Callable[[bytes], Fronts]] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.load_again: Callable[[], None] = lambda: None
@@ -286,6 +289,10 @@ class Edge:
         self.stand_in = stand_in
         """Returns who serves a client of a listener while there is no link, `None` if such clients wait."""
         self._on_connected, self._on_lost, self._on_stop = on_connected, on_lost, on_stop
+        self._make_fronts = make_fronts
+        """Makes fronts of the content of a `FrontPlan`, by listener."""
+        self._fronts: dict[str, Fronts] = {}
+        """Those of new clients: the core of this link takes their batches."""
         self._link: EdgeLink | None = None
         self.waiting = Waiting(waiting_max, waiting_seconds, crowd)
         """Clients that wait for a link."""
@@ -314,12 +321,13 @@ class Edge:
         for listener in listeners:
             for one in listener.sockets:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                make = self._make_client(listener)
+                make = partial(self._make_client, listener)
                 self._servers.append(await loop.create_server(make, sock=one, backlog=BACKLOG))
 
-    def _make_client(self, listener: EdgeListener) -> Callable[[], Client]:
-        fronts = listener.fronts
-        return (lambda: Client(self, listener)) if fronts is None else lambda: FrontedClient(self, listener, fronts)
+    def _make_client(self, listener: EdgeListener) -> Client:
+        """Return a new client; one that has to wait for a core has no front, for the core is not known."""
+        fronts = self._fronts.get(listener.name) if self._is_served else None
+        return Client(self, listener) if fronts is None else FrontedClient(self, listener, fronts)
 
     async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> Welcome:
         """Return the welcome of the core at an address of another machine, once it has taken this edge in.
@@ -359,19 +367,22 @@ class Edge:
             raise LinkError("the link ended before it began, or there is another link")
         self._link, self._core_serves, self._stops = link, False, False
         self._on_connected(welcome)
-        if welcome.serves or link.is_served:
-            self.core_serves(link)
+        serving = welcome.serving or link.serving
+        if serving is not None:
+            self.core_serves(link, serving)
         else:
             for copy in self.waiting.copies():
                 link.send(COPY, payload=copy.encode())
             link.send(COPIED)
         return welcome
 
-    def core_serves(self, link: EdgeLink) -> None:
+    def core_serves(self, link: EdgeLink, serving: Serving) -> None:
         """Open the clients that have waited for a core that takes clients."""
         if self._link is not link or self._core_serves or self._stops:
             return
         self._core_serves = True
+        made = self._make_fronts
+        self._fronts = {name: made[name](content) for name, content in serving.fronts.items() if name in made}
         for client in self.waiting:
             self.waiting.remove(client)
             client.copy = None
@@ -395,6 +406,11 @@ class Edge:
         """Send to the core that the listeners are open."""
         assert self._link is not None, "no link"
         self._link.send(READY)
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether there is a core that takes clients."""
+        return self._link is not None and self._core_serves
 
     @property
     def is_connected(self) -> bool:
@@ -469,7 +485,7 @@ class Edge:
         if connection is not None and is_reserved(connection.fileno(), is_admin=client.listener.is_admin):
             self._refuse(client, "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return False
-        if self._link is not None and self._core_serves:
+        if self._link is not None and self._is_served:
             self._link.open(client)
             return True
         if client.listener.tls is None and client.stand_in():

@@ -16,7 +16,7 @@ from babelbus.units import KIB
 
 T = TypeVar("T")
 
-LINK_VERSION: Final = 4
+LINK_VERSION: Final = 5
 HEADER: Final = struct.Struct(">IBII")
 HEADER_BYTES: Final = HEADER.size
 PAYLOAD_BYTES_MAX: Final = 64 * KIB
@@ -47,13 +47,13 @@ LOST: Final = 13  # edge -> core: the client is gone; Loss
 PING: Final = 14  # both: the sender is alive
 RELOAD: Final = 15  # core -> edge: load the certificates again
 STOP: Final = 16  # core -> edge: accept no more clients; the edge of a member also reads no more of those it has
-BATCH: Final = 17  # edge of this machine -> core: requests of many clients; core -> edge: the answer to the batch
+BATCH: Final = 17  # edge -> core: requests of many clients; core -> edge: the answer to the batch
 PAUSED: Final = 18  # edge of a member -> core: nothing of its clients comes behind this
 CONTINUED: Final = 19  # core -> edge of a member: the next core continues the session of this client; its id
 COPY: Final = 20  # core -> edge of a member: Copy of the session of this client, empty: withdrawn; edge -> next core
 MARK: Final = 21  # core -> edge of a member: up to which offset its quiet clients have heard the state; MARK_FORM
 COPIED: Final = 22  # edge of a member -> next core: all copies are sent
-SERVES: Final = 23  # core -> edge of a member: it takes clients from now on
+SERVES: Final = 23  # core -> edge of a member: it takes clients from now on; Serving
 LAST_KIND: Final = SERVES
 
 COPY_FORM: Final = struct.Struct(">QQQ32s")
@@ -96,8 +96,13 @@ class ListenerInfo(msgspec.Struct, frozen=True):
     tls: bytes | None = None
     """`TlsFiles` as JSON; `None` without TLS."""
     handshake_seconds: float = 10.0
-    front: bytes | None = None
-    """The content of a `FrontPlan`, with keys: for the socket pair of an edge process alone."""
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """The facts that an edge needs of a core that takes clients."""
+
+    fronts: dict[str, bytes] = {}
+    """By listener, the content of its `FrontPlan`, with keys: an edge has shown that it belongs to the core."""
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -107,8 +112,8 @@ class Welcome(msgspec.Struct, frozen=True):
     name: str
     """Name of the core."""
     listeners: list[ListenerInfo] = []
-    serves: bool = True
-    """Whether the core takes clients at once: one that takes over gathers the copies of sessions first."""
+    serving: Serving | None = None
+    """There if the core takes clients at once: one that takes over gathers the copies of sessions first."""
 
 
 class Copy(NamedTuple):

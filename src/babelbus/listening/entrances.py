@@ -33,7 +33,7 @@ class Entrance:
         self.is_ready = is_ready
         """Returns whether the code is loaded."""
         self.front = front
-        """The offer to the edge processes of this machine, if the listener has no TLS and no code to load."""
+        """The offer to edges, if the listener has no TLS and no code to load."""
         self.addresses: list[tuple[int, tuple[str | int, ...]]] = []
         """Family and address of each socket that edge processes open in place of this process."""
 

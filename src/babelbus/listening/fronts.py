@@ -1,7 +1,7 @@
-"""Fronts: the part of a protocol that an edge process runs for each client, in front of the session at the core.
+"""Fronts: the part of a protocol that an edge runs for each client, in front of the session at the core.
 
-Only the edge processes of the core's own machine run fronts: they get the keys of the server over the socket pair that
-they inherit, and the core believes them who a client is.
+An edge gets the keys of the server over its link, and the core believes it who a client is: an edge process belongs to
+the server, and a member of the cluster may own the data itself.
 """
 
 import asyncio
@@ -93,10 +93,10 @@ ReceiveBatch = Callable[[bytes, Find, Callable[[bytes], None]], None]
 
 
 class FrontPlan(msgspec.Struct, frozen=True):
-    """A listener's offer to the edge processes of this machine."""
+    """A listener's offer to edges."""
 
     content: bytes
-    """Keys and limits, for edges: never for another machine."""
+    """Keys and limits."""
     make: Callable[[], asyncio.Protocol]
     """Returns the protocol of a new connection whose front proves who the client is."""
     receive: ReceiveBatch

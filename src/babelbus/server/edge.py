@@ -74,7 +74,7 @@ async def _run(connection: socket.socket, name: str) -> None:
         if not lost.done():
             lost.set_result(reason)
 
-    edge = Edge(name, SystemClock(), on_lost=lose)
+    edge = Edge(name, SystemClock(), on_lost=lose, make_fronts=FRONTS)
     welcome = await edge.connect_socket(connection)
     stores: list[Certificates] = []
     await edge.open([_listener(info, stores) for info in welcome.listeners])
@@ -93,8 +93,7 @@ async def _run(connection: socket.socket, name: str) -> None:
 
 def _listener(info: ListenerInfo, stores: list[Certificates]) -> EdgeListener:
     sockets = [socket.socket(fileno=descriptor) for descriptor in info.descriptors]
-    fronts = None if info.front is None else FRONTS[info.name](info.front)
-    return EdgeListener(info.name, sockets, _tls(info, stores), info.handshake_seconds, fronts)
+    return EdgeListener(info.name, sockets, _tls(info, stores), info.handshake_seconds)
 
 
 def _tls(info: ListenerInfo, stores: list[Certificates]) -> Tls | None:

@@ -88,7 +88,6 @@ class Edges:
                             [one.fileno() for one in opened],
                             None if entrance.tls is None else _encode_tls(entrance.tls),
                             entrance.door.handshake_seconds,
-                            None if entrance.front is None else entrance.front.content,
                         )
                     )
             arguments = [

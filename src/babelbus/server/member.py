@@ -35,6 +35,7 @@ from babelbus.protocols.registry import LATE_MODULES
 from babelbus.protocols.service import CONF_NAME
 from babelbus.server.app import Server
 from babelbus.server.copies import Gathering
+from babelbus.server.edge import FRONTS
 from babelbus.server.identities import bring_keys
 from babelbus.server.own_listeners import ADMIN, openings_of
 from babelbus.server.stores import import_jetstream, in_daemon
@@ -235,6 +236,7 @@ class Member:
             waiting_seconds=WAITING_SECONDS,
             on_lost=self._lose_link,
             stand_in=self._stand_in,
+            make_fronts=FRONTS,
         )
         self._edge.load_again = self._certificates.reload
         await self._edge.open(listeners)

@@ -31,15 +31,13 @@ from tests.support.server import LiveServer
 @contextlib.contextmanager
 def fronted(live: LiveServer) -> Iterator[str]:
     """The address of an edge with fronts in the event loop of the server."""
-    edge = Edge("1", SystemClock())
+    edge = Edge("1", SystemClock(), make_fronts={"jebp": JebpFronts})
 
     async def begin() -> str:
-        front = live.server.entrances.by_name["jebp"].front
-        assert front is not None
         ours, theirs = socket.socketpair()
         await asyncio.gather(live.server.core_end.adopt(ours, "1"), edge.connect_socket(theirs))
         sockets = await open_sockets("127.0.0.1", 0)
-        await edge.open([EdgeListener("jebp", sockets, fronts=JebpFronts(front.content))])
+        await edge.open([EdgeListener("jebp", sockets)])
         return "{}:{}".format(*sockets[0].getsockname()[:2])
 
     address = live.run(begin)

@@ -4,6 +4,7 @@ import msgspec
 
 from babelbus.protocols.jebp.box import Opener, Sealer
 from babelbus.protocols.jebp.handshake import Established
+from babelbus.protocols.jebp.proved import ProvedOpener, ProvedSealer
 
 
 class KeptSession(msgspec.Struct, frozen=True, array_like=True):
@@ -13,6 +14,8 @@ class KeptSession(msgspec.Struct, frozen=True, array_like=True):
     sealer: tuple[bytes, bytes, int]
     opener: tuple[bytes, bytes, int]
     topics: list[str]
+    fronted: bool = False
+    """Whether the box is that of a front: the session has the part of it for large messages alone."""
 
 
 encode_session = msgspec.msgpack.Encoder().encode
@@ -21,10 +24,11 @@ decode_session = msgspec.msgpack.Decoder(KeptSession).decode
 
 def restore(kept: KeptSession, frame_bytes_max: int) -> Established:
     """Return the result of the handshake of a client with another server, as far as its messages have come."""
+    make_sealer, make_opener = (ProvedSealer, ProvedOpener) if kept.fronted else (Sealer, Opener)
     key, nonce, messages = kept.sealer
-    sealer = Sealer(key, nonce, frame_bytes_max=frame_bytes_max)
+    sealer = make_sealer(key, nonce, frame_bytes_max=frame_bytes_max)
     sealer.messages = messages
     key, nonce, messages = kept.opener
-    opener = Opener(key, nonce)
+    opener = make_opener(key, nonce)
     opener.messages = messages
     return Established(kept.fingerprint, sealer, opener, b"")

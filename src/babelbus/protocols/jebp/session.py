@@ -52,7 +52,7 @@ from babelbus.protocols.jebp.messages import (
     Subscribe,
     TellPositions,
 )
-from babelbus.protocols.jebp.proved import ProvedHandshake
+from babelbus.protocols.jebp.proved import ProvedHandshake, ProvedOpener
 from babelbus.protocols.jebp.publisher import Publisher
 from babelbus.protocols.jebp.reading import Said, Subscription, awaited, fetch_partition, move_group, tell_positions
 from babelbus.protocols.jebp.rooted import absolute
@@ -201,7 +201,10 @@ class Session(contract.Session):
         """Return what another server needs to continue the session."""
         if not self.is_portable or self._waits or not self._change.done:
             return None
-        kept = KeptSession(self._fingerprint, self._sealer.place, self._opener.place, self._subscription.topics)
+        is_fronted = isinstance(self._opener, ProvedOpener)
+        kept = KeptSession(
+            self._fingerprint, self._sealer.place, self._opener.place, self._subscription.topics, is_fronted
+        )
         return contract.Continuation(str(uuid.uuid4()), encode_session(kept))
 
     def _continue(self, kept: KeptSession) -> None:
