@@ -407,7 +407,7 @@ async def test_the_state_shows_and_takes_what_is_granted() -> None:
         lambda: mine.set("a/x", b"2"),
         lambda: mine.set_all(["a/w/1", "a/x"], [b"2", b"2"]),
         lambda: mine.compare_and_set("a/x", b"2", 0),
-        lambda: mine.put("a/x", b"2"),
+        lambda: mine.put_all([("a/w/1", b"2", 0), ("a/x", b"2", 0)]),
         lambda: mine.delete("a/x"),
         lambda: mine.delete_matching(KeyPattern(("b",), rest=True)),
         lambda: mine.note("a/x", b"2"),

@@ -259,8 +259,7 @@ class StateEditor:
             if not 0 <= version < 2**63:
                 raise InvalidValueError(f"{key!r}: a version is a whole number from 0 on, not {version}")
             checked.append((key, self._read_value(key, value), version))
-        for key, value, version in checked:
-            self._state.put(key, value, version)
+        self._state.put_all(checked)
 
     def delete(self, key: str) -> Entry:
         """Delete a value and return the entry with version 0, or raise `NoSuchKeyError`."""

@@ -44,6 +44,11 @@ class _Guard:
         if not self._rights.may(action, key):
             raise refusal(self.principal, action, key)
 
+    def _check_all(self, action: Action, keys: Sequence[str]) -> None:
+        refused = self._rights.find_refused(action, keys)
+        if refused is not None:
+            raise refusal(self.principal, action, refused)
+
     def _check_pattern(self, action: Action, pattern: KeyPattern) -> None:
         """Check that something of a pattern is granted. Raises: AccessRefusedError."""
         if all(self._rights.overlaps(action, part) is Narrowing.NONE for part in subjects_of(pattern)):
@@ -197,15 +202,13 @@ class GuardedState(_Guard):
 
     def set_all(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
         """Set plain values, or none; see `State.set_all`."""
-        refused = self._rights.find_refused(Action.WRITE_STATE, keys)
-        if refused is not None:
-            raise refusal(self.principal, Action.WRITE_STATE, refused)
+        self._check_all(Action.WRITE_STATE, keys)
         return self._state.set_all(keys, values)
 
-    def put(self, key: str, value: bytes, version: int = 0) -> None:
-        """Set a value whatever the key holds; see `State.put`."""
-        self._check(Action.WRITE_STATE, key)
-        self._state.put(key, value, version)
+    def put_all(self, entries: Sequence[tuple[str, bytes, int]]) -> None:
+        """Set values whatever the keys hold, or none; see `State.put_all`."""
+        self._check_all(Action.WRITE_STATE, [key for key, _, _ in entries])
+        self._state.put_all(entries)
 
     def compare_and_set(self, key: str, value: bytes, version: int) -> int:
         """Set a value with the next version; see `State.compare_and_set`."""

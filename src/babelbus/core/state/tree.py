@@ -334,6 +334,11 @@ class State:
         self._values[key] = Kept(value, version) if version else value
         self._pending.append((kind, key, value, before, version))
 
+    def put_all(self, entries: Iterable[tuple[str, bytes, int]]) -> None:
+        """Set values whatever their keys hold; see `put`."""
+        for key, value, version in entries:
+            self.put(key, value, version)
+
     def compare_and_set(self, key: str, value: bytes, version: int) -> int:
         """Set a value with the next version if the key has `version` (0: no or a plain value); return the new version.
 

@@ -78,10 +78,8 @@ async def import_tree(hub: Hub, access: Access, body: bytes, *, as_text: bool) -
         raise RequestRefusedError(400, str(error)) from error
     entries = [entry for entry in entries if is_kept(entry[0])]
     access.check_all([key for key, _, _ in entries])
-    put = access.state.put
     for begin in range(0, len(entries), IMPORT_SLICE):
-        for key, value, version in entries[begin : begin + IMPORT_SLICE]:
-            put(key, value, version)
+        access.state.put_all(entries[begin : begin + IMPORT_SLICE])
         receipt = hub.state.commit(access.source)
         await asyncio.sleep(0)
         await _stored(receipt)
