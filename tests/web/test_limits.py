@@ -256,6 +256,26 @@ def test_bytes_that_are_no_http_cost_a_line_of_the_log_each_and_a_few_a_minute(
 
 
 @pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\nCookie: session=hidden; %b\r\n\r\n" % (b"x" * 20_000), "a line is too long"),
+        (b"GET /hidden%b HTTP/1.1\r\nHost: a\r\n\r\n" % (b"x" * 20_000), "a line is too long"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization: hidden\x00\r\n\r\n", "Invalid header value char"),
+        (b"GET http://[::1/hidden HTTP/1.1\r\nHost: a\r\n\r\n", "the target is no URL"),
+        (b"GET / HTTP/1.1\r\n\r\n", "Missing 'Host' header in request."),
+    ],
+)
+def test_what_is_no_http_is_logged_with_a_reason_and_without_its_text(
+    crowded: LiveServer, caplog: pytest.LogCaptureFixture, request_: bytes, reason: str
+) -> None:
+    with dial(crowded) as client:
+        client.sendall(request_)
+        assert client.recv(65536).startswith(b"HTTP/1.0 400")
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.endswith(f"no HTTP request: {reason}")
+
+
+@pytest.mark.parametrize(
     "request_",
     [
         REQUEST,

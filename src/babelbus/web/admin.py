@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidURLError, LineTooLong
 from prometheus_client.exposition import choose_encoder
 
 from babelbus.config import AdminSettings
@@ -120,7 +120,7 @@ class AdminServer:
             if not isinstance(error, HttpProcessingError):
                 return True
             peer = record.args[0] if isinstance(record.args, tuple) and record.args else ""
-            text, _, _ = error.message.partition("\n")
+            text = _describe_wrong_request(error)
             limited.write(logging.WARNING, "no HTTP", "admin %s: closed, since it sent no HTTP request: %s", peer, text)
             return False
 
@@ -235,3 +235,15 @@ class AdminServer:
         cluster = self._server.cluster
         ready = not self._server.stopping and not failing and (cluster is None or cluster.may_serve())
         return answer({"ready": ready, "reasons": await self._reasons(request)}, status=200 if ready else 503)
+
+
+def _describe_wrong_request(error: HttpProcessingError) -> str:
+    """Return why a request is no HTTP, without its text: messages of aiohttp quote lines, which may hold a proof."""
+    match error:
+        case LineTooLong():
+            return "a line is too long"
+        case InvalidURLError():
+            return "the target is no URL"
+        case BadStatusLine():
+            return "the first line is no request line"
+    return error.message.partition("\n")[0].partition(":")[0]
