@@ -6,10 +6,13 @@ import os
 import re
 from functools import cache
 
+import click
 import pytest
 
+from babelbus.cli import program
 from babelbus.config import describe
 from babelbus.metrics import Metrics
+from tests.cli.test_man import commands
 from tests.documentation.pages import ROOT
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -53,3 +56,14 @@ def test_metrics_and_settings_exist() -> None:
     quoted = set(re.findall(r"`(babelbus_\w+|(?:server|state|access)\.\w+)`", text))
     assert len(quoted) > 4
     assert quoted <= names
+
+
+def test_every_flag_exists_and_is_called_as_it_is_written() -> None:
+    """`--PROTOCOL-...` is the flag of each protocol; a flag of true or false takes no value."""
+    options = [option for _, command in commands(program, click.Context(program)) for option in command.params]
+    written = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+    flags = re.findall(r"(--[A-Za-z][A-Za-z-]+)(?: (true|false)\b)?", PAGE.read_text(encoding="utf-8"))
+    assert len(flags) > 4
+    for flag, value in flags:
+        option = written[flag.replace("PROTOCOL", "zbus")]
+        assert not (value and isinstance(option, click.Option) and option.is_flag), flag
