@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from babelbus.cli import program
 from babelbus.config import Config, describe
 from babelbus.server import process
+from babelbus.server.access import AccessLists
 from tests.cli.shell import Served, Shell
 
 
@@ -68,6 +69,19 @@ def test_a_start_that_the_machine_refuses_says_what_to_do(
     monkeypatch.setattr(process, "run", fail)
     result = CliRunner().invoke(program, ["serve", "--data-folder", str(tmp_path / "bus")])
     assert (result.exit_code, told in result.output) == (1, True), result.output
+
+
+def test_a_start_without_room_for_the_list_of_topics_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(AccessLists, "write_topics", fail)
+    result = CliRunner().invoke(program, ["serve", "--data-folder", str(tmp_path / "bus"), "--server-any-port"])
+    assert result.exit_code == 1
+    advice = "writing the list of topics: No space left on device; make room there, or choose another folder"
+    assert f"babelbus: {tmp_path / 'bus'}: {advice}" in result.output
 
 
 def test_a_host_without_an_address_is_told_with_the_flags_that_choose_another(shell: Shell) -> None:

@@ -14,6 +14,7 @@ from babelbus.cli.command import BusCommand, CommandError, examples
 from babelbus.cli.output import print_json, print_line
 from babelbus.cli.target import Running, Target, load_config
 from babelbus.config import Config, describe, render
+from babelbus.errors import StorageError
 
 if TYPE_CHECKING:
     from babelbus.server.process import Running as RunningServer
@@ -116,8 +117,8 @@ def serve(config: str | None, as_json: bool, flags: dict[str, object]) -> None:
 
     try:
         run(settings, ready)
-    except OSError as error:
-        text = _explain(settings, folder, error)
+    except (OSError, StorageError) as error:
+        text = _explain(settings, folder, error) if isinstance(error, OSError) else _explain_storage(folder, error)
         if text is None:
             raise
         raise CommandError(text) from error
@@ -149,6 +150,13 @@ def _explain(settings: Config, folder: str, error: OSError) -> str | None:
     is_ours = path == folder or path.startswith(f"{folder}/") or folder.startswith(f"{path}/")
     advice = FOLDER_ADVICE.get(error.errno or 0)
     return f"{path}: {error.strerror}; {advice}" if is_ours and advice is not None else None
+
+
+def _explain_storage(folder: str, error: StorageError) -> str | None:
+    """Return why the data folder cannot be used and what to do; `None` if the error is about something else."""
+    cause = error.__cause__
+    advice = FOLDER_ADVICE.get(cause.errno or 0) if isinstance(cause, OSError) else None
+    return None if advice is None else f"{folder}: {error}; {advice}"
 
 
 def _advice(settings: Config, problem: str) -> str:

@@ -107,6 +107,12 @@ class Writer:
         try:
             await self._run(self._prepare())
         except (OSError, StorageError) as failure:
-            error = failure if isinstance(failure, StorageError) else StorageError(str(failure))
+            error = failure if isinstance(failure, StorageError) else _refused(self.what, failure)
         self.failing = error
         done.resolve(error)
+
+
+def _refused(what: str, failure: OSError) -> StorageError:
+    error = StorageError(f"writing {what}: {failure.strerror or failure}")
+    error.__cause__ = failure  # whose number says what to do about a start that fails
+    return error
