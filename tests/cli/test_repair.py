@@ -1,10 +1,15 @@
+import errno
 import json
+import os
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from babelbus.cli import program
 from babelbus.storage import notes
 from tests.cli.shell import Served, Shell
 
@@ -61,6 +66,23 @@ def test_a_flipped_byte_is_told_with_file_and_offset_and_repaired(stopped: Shell
 def test_repair_leaves_a_folder_alone_that_a_server_has(served: Served) -> None:
     assert f"in use by process {served.ready['pid']}" in served.run("repair", code=1)
     assert "all is well" in served.run("check")
+
+
+@pytest.mark.parametrize("command", ["check", "repair"])
+def test_a_folder_of_another_user_is_not_called_no_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    really = os.stat
+
+    def refuse(path: str, *args: Any, **options: Any) -> os.stat_result:  # the tests may run as root, who may all
+        if path == str(tmp_path / "topics"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return really(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    result = CliRunner().invoke(program, [command, str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"{tmp_path}: Permission denied; run this as the user of the server" in result.output
 
 
 def test_a_folder_of_something_else_is_not_called_clean(shell: Shell) -> None:

@@ -1,6 +1,7 @@
 """`babelbus check` and `babelbus repair`: find and repair damage in a data folder."""
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,7 +127,13 @@ def _folder(target: Target, folder: str | None, command: str) -> str:
         target.check_local(command)
     path = os.path.abspath(folder) if folder is not None else target.existing_folder()
     # A folder of something else would be "clean", which is worse than an error.
-    if not os.path.isdir(os.path.join(path, "topics")):
+    try:
+        is_data_folder = stat.S_ISDIR(os.stat(os.path.join(path, "topics")).st_mode)
+    except PermissionError as error:
+        raise CommandError(f"{path}: {error.strerror}; run this as the user of the server") from error
+    except OSError:
+        is_data_folder = False
+    if not is_data_folder:
         raise CommandError(f"{path} is no data folder: it has no folder 'topics'; name the right one")
     return path
 
