@@ -58,6 +58,14 @@ def test_a_pattern_matches_sorted_and_deletes_only_with_yes(served: Served) -> N
     assert served.run("state", "delete", "many/#", "--yes") == "4 values deleted\n"
 
 
+def test_a_delete_of_everything_does_not_count_what_the_server_says_of_itself(served: Served) -> None:
+    served.run("state", "delete", "#", "--yes")
+    served.run("state", "set", "all/a", "1")
+    assert "$SYS/version" in served.run("state", "match", "#")
+    assert "delete 1 value: add --yes" in served.run("state", "delete", "#", code=1)
+    assert served.run("state", "delete", "#", "--yes") == "1 value deleted\n"
+
+
 def test_the_history_of_a_key_is_listed_and_asked_for(served: Served) -> None:
     for value in ("1", '"\u202eevil"', "3"):
         served.run("state", "set", "past", value)

@@ -278,7 +278,9 @@ def delete(target: Target, pattern: str, yes: bool, as_json: bool) -> None:
             print_json({"key": pattern, "deleted": 1, "value": gone.value})
         return
     if not yes:
-        count_before = sum(line is not None for line in api.lines("/api/state/values", {"pattern": pattern}, Line))
+        lines = api.lines("/api/state/values", {"pattern": pattern}, Line)
+        # What the server says of itself is found by wildcards, and never deleted.
+        count_before = sum(line is not None and line.key.partition("/")[0] != "$SYS" for line in lines)
         ask_first(yes, f"delete {plural(count_before, 'value')}")
     count = api.ask("DELETE", "/api/state/values", {"pattern": pattern}, dict[str, int])["deleted"]
     if as_json:
