@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from babelbus.cli.api import AdminApi
     from babelbus.web.lines import QuestionLine, ResponderHead
 
+TIMEOUT_SECONDS_MAX = 3600
 EXIT_CODES = {"no_responders": 3, "no_reply": 4, "responder_failed": 5}
 """The exit code of a request without a reply, by the code of the server's answer; 1 for other failures."""
 
@@ -69,6 +70,9 @@ def request(
     Exit codes: 0 for a reply, 3 if nobody answers this subject, 4 if no reply came in time, 5 if the responder says
     that it failed, 1 for any other failure.
     """
+    if not 0 < timeout_seconds <= TIMEOUT_SECONDS_MAX:
+        raise click.BadParameter("a reply is waited for more than 0s and at most 1h", param_hint="--timeout")
+
     from babelbus.cli.api import TIMEOUT_SECONDS, ApiError
     from babelbus.web.lines import ReplyLine
     from babelbus.web.record_lines import bytes_of
