@@ -373,6 +373,21 @@ def test_a_member_that_was_there_before_is_away_until_it_is_heard(party: Party) 
     assert roles(second)["a"] == ("owner", True)
 
 
+def test_a_server_that_has_just_begun_waits_for_members_that_it_has_not_heard(party: Party) -> None:
+    clock = ManualClock(NOW)
+    first, _ = party.join("a")
+    first.acquire()
+    first.nats.call(first.members.start(lambda: presence(first, "a")))
+    second, _ = party.join("b", clock)
+    while not first.nats.call(first.nats.api(f"STREAM.INFO.{party.prefix}-lease"))["state"]["messages"] > 1:
+        pass
+    first.nats.stop()
+    second.nats.call(second.members.start(lambda: presence(second, "b")))
+    assert second.members.others() == {"a"}
+    clock.advance(AWAY_SECONDS + 1)
+    assert second.members.others() == set()
+
+
 def test_two_members_with_one_name_are_told(party: Party) -> None:
     clock = ManualClock(NOW)
     first, _ = party.join("a", clock)

@@ -88,8 +88,12 @@ class Members:
         return sorted((one for one in found if one[1] < FORGET_SECONDS), key=lambda one: one[0].name)
 
     def others(self) -> set[str]:
-        """Return the names of the other members that are there and pass their clients on."""
-        heard = [one for one in self._copy() if one.presence.role == "member" and not self._is_away(one)]
+        """Return the names of the other members that pass their clients on and were not missed for long.
+
+        A server that has just begun to listen has not heard those that are there.
+        """
+        now = self._clock.monotonic()
+        heard = [one for one in self._copy() if one.presence.role == "member" and now - one.at <= AWAY_SECONDS]
         return {one.presence.name for one in heard if one.presence.process != self._process}
 
     def _copy(self) -> list[Heard]:
