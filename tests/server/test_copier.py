@@ -151,6 +151,25 @@ def test_all_that_go_on_hear_the_testament_of_a_client_whose_session_is_refused(
     run(tmp_path, test)
 
 
+def test_a_session_does_not_go_on_whose_testament_the_dead_owner_has_executed(tmp_path: Path) -> None:
+    async def test(deaths: Deaths) -> None:
+        one = deaths.one
+        device, watcher = await one.dial(), await one.dial("owner")
+        will = f"$SYS/clients/{device.client_id}/lastWill"
+        assert await device.ask(put(1, will, [{"key": NEWS, "value": "gone"}])) == ack(1)
+        assert await watcher.ask(subscribe(1, NEWS, liveOnly=True)) == ack(1)
+        await deaths.sweep()
+        for link in list(one.server.core_end.links):  # the owner lives a little longer than the link
+            link.end("cut")
+        assert await watcher.hear() == state(1, "gone")
+        await deaths.kill()
+        server = await deaths.follow()
+        assert await device.is_closed()
+        await server.stop()
+
+    run(tmp_path, test)
+
+
 def test_copies_of_others_and_damaged_ones_cost_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(deaths: Deaths) -> None:
         one = deaths.one

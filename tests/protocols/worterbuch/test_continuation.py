@@ -183,6 +183,7 @@ async def test_dialect_symbols_and_what_a_client_shows_go_on() -> None:
     before.ask(psubscribe(2, "a.*", liveOnly=True))
     session = kept(before)
     _, second = make_hub()
+    second.state.set_testament(before.id, first.state.testaments()[before.id])  # which is in the log of both
     after = go_on(second, session)
     second.state.put("a/b", b"1")
     second.commit()

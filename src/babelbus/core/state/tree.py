@@ -271,6 +271,10 @@ class State:
                 testaments[owner] = _read_testament(text)
         return testaments
 
+    def has_testament(self, owner: str) -> bool:
+        """Return whether there is a testament of `owner`."""
+        return owner in self._testaments
+
     def children_matching(self, pattern: KeyPattern) -> list[str]:
         """Return the names of the children of all nodes that the elements of a pattern mean, each once."""
         return self._names.children_matching(pattern)

@@ -53,6 +53,8 @@ class KeptSession(msgspec.Struct, frozen=True):
     """The keys that `sPubInit` has bound to transaction ids."""
     locks: list[str]
     waits: list[KeptWait]
+    has_testament: bool = False
+    """Whether the state has a testament of the client."""
 
 
 encode_session = msgspec.msgpack.Encoder().encode

@@ -12,7 +12,7 @@ from babelbus import __version__
 from babelbus.core.access import AccessRefusedError
 from babelbus.core.quotas import QuotaExceededError
 from babelbus.core.state import Change, NoSuchKeyError, subscription_pattern
-from babelbus.errors import RemoteProtocolError
+from babelbus.errors import BabelbusError, RemoteProtocolError
 from babelbus.listening.certificates import PeerCertificate
 from babelbus.protocols.contract import Continuation, Sender, closed_if_refused
 from babelbus.protocols.worterbuch import messages as m
@@ -195,6 +195,7 @@ class Session(Peer):
             streams=self._tree.streams,
             locks=[key for key in locks.keys(self.client_id) if locks.holder(key) == self.client_id],
             waits=[KeptWait(*wait) for wait in locks.waits(self.client_id)],
+            has_testament=self._state.has_testament(self.client_id),
         )
         return Continuation(self.client_id, encode_session(kept))
 
@@ -202,9 +203,12 @@ class Session(Peer):
         """Continue a session; the caller lets it wait for its locks again when all clients have theirs.
 
         Raises:
-            BabelbusError: the principal of the client is gone, or has other rights now.
+            BabelbusError: the principal of the client is gone, or has other rights now, or the session has ended.
         """
         hub, access = self._hub, self.access
+        if kept.has_testament and not self._state.has_testament(self.client_id):
+            # Its link was lost before the owner died, and its member had not seen yet that the owner lived.
+            raise BabelbusError("the last owner has ended the session, and executed its testament")
         access.restore(kept.privileges, locked=kept.locked)
         self._translator.settle(access.identity.root)
         self._greeted = kept.greeted
