@@ -259,6 +259,23 @@ def test_an_owner_waits_for_no_member_that_goes_away(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_large_sessions_are_not_copied_in_one_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def test(deaths: Deaths) -> None:
+        for _ in range(3):
+            await deaths.one.dial()
+        [link] = deaths.one.server.core_end.links
+        await until(lambda: not any(one.unsent_bytes for one in link.transports.values()))
+        await deaths.copier.sweep()
+        monkeypatch.setattr(copies, "TURN_SECONDS", 0.0)
+        sweep = asyncio.ensure_future(deaths.copier.sweep())
+        await asyncio.sleep(0)
+        assert deaths.copier.count == 1
+        await sweep
+        assert deaths.copier.count == 3
+
+    run(tmp_path, test)
+
+
 def test_sessions_that_are_too_large_or_fail_cost_nobody_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
