@@ -325,7 +325,7 @@ class Member:
         host, _, port = held.address.rpartition(":")
         tls = None if self._tls is None else self._tls.client
         try:
-            await edge.connect(host.strip("[]"), int(port), tls, held.key)
+            await self._while_owned(held, edge.connect(host.strip("[]"), int(port), tls, held.key))
         except (OSError, LinkError, LinkRefusedError, ValueError) as error:  # TimeoutError is an OSError
             self._trouble = f"member {held.name} at {held.address}: {error or type(error).__name__}"
             self._log.write(logging.WARNING, "link", "%s", self._trouble)
@@ -338,6 +338,29 @@ class Member:
             log.warning("the commands on this machine do not find the keys of the cluster: %s", error)
         self._note_ready()
         return held
+
+    async def _while_owned(self, held: "Held", connecting: Coroutine[Any, Any, Any]) -> None:
+        """Wait for a connection, at most until another lease is seen: the machine of a dead owner answers nobody.
+
+        Raises:
+            OSError, LinkError, LinkRefusedError: the connection failed, or the lease has changed.
+        """
+        tasks = [self._loop.create_task(one) for one in (connecting, self._until_other(held))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if tasks[0].cancelled():
+            raise ConnectionAbortedError("the lease has changed")
+        tasks[0].result()
+
+    async def _until_other(self, held: "Held") -> None:
+        """Wait until the lease is that of another owner; one that is renewed is the same."""
+        while _is_same(self._lease.seen, held):
+            self._changed.clear()
+            await self._changed.wait()
 
     def _bring_keys(self) -> None:
         """Write the keys of the cluster into the folder of this member, which belongs to the cluster from then on."""
