@@ -13,9 +13,13 @@ A function of the history alone: a history that was kept can be judged again. `c
   stream over gRPC miss at most what was on its way to sessions that ended
 - stale: who asks after an acknowledgement sees what was acknowledged, through every member; who has seen a value sees
   no older one later
-- stuck: what is due happens: traffic goes on after each fault, wills are executed, locks become free
+- shared: a lock is held by one connection
+- early: a last will is executed once, and not while the connection that left it is answered
+- stuck: what is due happens: traffic goes on after each fault, wills are executed, locks become free,
+  connections live that should
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -24,7 +28,9 @@ import msgspec
 
 from tests.cluster.history import Event
 
-Promise = Literal["lost", "two contents", "copied", "disorder", "repeated", "skipped", "stale", "stuck"]
+Promise = Literal[
+    "lost", "two contents", "copied", "disorder", "repeated", "skipped", "stale", "shared", "early", "stuck"
+]
 ON_THEIR_WAY = {"queue": 20, "stream": 400}
 """How many records may be on their way to one session: the window of a channel of zbus; 64 KiB of a stream of gRPC."""
 EXAMPLES = 5
@@ -49,6 +55,7 @@ def check(events: Sequence[Event]) -> list[Violation]:
         *_check_sessions(events),
         *_check_ends(events),
         *_check_state(events),
+        *_check_connections(events),
         *_check_due(events),
     ]
 
@@ -209,7 +216,7 @@ def _end(event: Event) -> int:
 def _check_state(events: Sequence[Event]) -> Iterable[Violation]:
     """Check each key as a register with one writer, whose values count upwards."""
     broken, invented, again, skipped = [], [], [], []
-    acked = {(event.topic, event.number) for event in events if event.kind == "set_acked"}
+    due = {(event.topic, event.number) for event in events if event.kind in ("set_acked", "stored")}
     told: dict[tuple[str, int, str], Event] = {}
     known: dict[str, list[Event]] = defaultdict(list)
     highest: dict[str, int] = defaultdict(int)
@@ -229,15 +236,61 @@ def _check_state(events: Sequence[Event]) -> Iterable[Violation]:
                 if last is not None and event.number <= last.number:
                     again.append((last, event))
                 if last is not None and any(
-                    (event.topic, number) in acked for number in range(last.number + 1, event.number)
+                    (event.topic, number) in due for number in range(last.number + 1, event.number)
                 ):
                     skipped.append((last, event))
+        elif event.kind == "alive":
+            before = _latest(news, event.begun)
+            last = told.get((event.who, event.session, event.topic))
+            if before is not None and (last is None or last.number < before.number):
+                skipped.append((before, event))
         if event.kind in ("set_acked", "found") and (not news or event.number > news[-1].number):
             news.append(event)
     yield from _some("a read brought a value older than was acknowledged or read before it began", "stale", broken)
     yield from _some("a read brought a value that nobody had set", "two contents", invented)
     yield from _some("a subscription brought a value again, or an older one", "repeated", again)
-    yield from _some("a subscription skipped a value that was acknowledged", "skipped", skipped)
+    yield from _some("a subscription skipped a value that was acknowledged or stored", "skipped", skipped)
+
+
+def _check_connections(events: Sequence[Event]) -> Iterable[Violation]:
+    """Check that locks and wills belong to connections that are answered.
+
+    When a connection ends, its client may notice that late. So it counts as alive only up to its last question that
+    was answered.
+    """
+    asked: dict[tuple[str, int], float] = {}
+    freed: dict[tuple[str, int, str], float] = {}
+    for event in events:
+        if event.kind == "alive":
+            asked[event.who, event.session] = event.begun
+        elif event.kind == "freed":
+            freed[event.who, event.session, event.topic] = event.at
+
+    def has_until(event: Event) -> float:
+        connection = event.who, event.session
+        return min(asked.get(connection, event.at), freed.get((*connection, event.topic), math.inf))
+
+    shared, early, again = [], [], []
+    holders: dict[str, Event] = {}  # by lock: who has it for longest
+    wills: dict[str, Event] = {}
+    for event in events:
+        if event.kind == "holds":
+            holder = holders.setdefault(event.topic, event)
+            if holder is not event and has_until(holder) > event.at:
+                shared.append((holder, event))
+            if has_until(event) > has_until(holder):
+                holders[event.topic] = event
+        elif event.kind == "will":
+            wills[event.topic] = event
+        elif event.kind == "executed":
+            will = wills.get(event.topic)
+            if will is not None and asked.get((will.who, will.session), 0.0) > event.at:
+                early.append((will, event))
+            if event.number > 1:
+                again.append((event,))
+    yield from _some("a lock was given to somebody while another connection held it", "shared", shared)
+    yield from _some("a will was executed while its client was still answered", "early", early)
+    yield from _some("a will was executed again", "early", again)
 
 
 def _check_due(events: Sequence[Event]) -> Iterable[Violation]:

@@ -20,6 +20,11 @@ Kind = Literal[
     "end",  # where a reader was told that a partition ends; it asked at `begun`
     "set", "set_acked", "set_unknown",  # a key of the state, whose values count upwards and have one writer
     "found",  # the value of a key (0: none), asked for at `begun`; with a `session`: a subscription brought it
+    "stored",  # a value that the log of the state has of a key
+    "alive",  # a connection (`session`), subscribed to `topic`, is answered what it asked at `begun`
+    "holds", "freed",  # a session has the lock `topic`, and is about to let it go
+    "will", "executed",  # the key that a session's will sets; somebody sees that, `number`: how often it was set
+    "quiet", "lived",  # a session that is quiet before the fault `value`, and is answered behind it
     "fault", "healed",  # what was done to the cluster
     "due", "done",  # a promise of the round, `value` says which, and that it was kept
 ]  # fmt: skip

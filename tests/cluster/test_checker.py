@@ -303,6 +303,94 @@ def test_a_session_is_told_of_each_acknowledged_value(acked: bool, session: int,
     assert script.broken() == broken
 
 
+@pytest.mark.parametrize(("stored", "broken"), [(2, ["skipped"]), (9, [])])
+def test_a_session_is_told_of_each_stored_value(stored: int, broken: list[str]) -> None:
+    script = Script()
+    for number in (1, 2, 3):
+        _set(script, number, acked=False)
+    for number in (1, 3):
+        script.add("w", "found", topic="k", number=number, session=1, begun=0.5)
+    script.add("log", "stored", topic="k", number=stored)
+    assert script.broken() == broken
+
+
+def _live(script: Script, who: str, *, begun: float = 0.0, session: int = 1, topic: str = "") -> None:
+    script.add(who, "alive", topic=topic, session=session, begun=begun or script.now)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "broken"),
+    [([2], "late", []), ([], "late", ["skipped"]), ([], "early", []), ([1], "late", ["skipped"])],
+)  # fmt: skip
+def test_a_connection_that_is_answered_has_heard_all_that_was_acknowledged_before_it_asked(
+    found: list[int], asked: str, broken: list[str]
+) -> None:
+    script = Script()
+    _set(script, 1)
+    early = script.now
+    _set(script, 2)
+    late = script.now
+    for number in found:
+        script.add("q", "found", topic="k", number=number, session=1, begun=0.5)
+    if asked == "early":
+        script.add("q", "found", topic="k", number=1, session=1, begun=0.5)
+    _live(script, "q", topic="k", begun=late if asked == "late" else early)
+    assert script.broken() == broken
+
+
+@pytest.mark.parametrize(
+    ("freed", "lives", "broken"), [(False, True, ["shared"]), (True, True, []), (False, False, [])]
+)
+def test_a_lock_that_is_given_away_while_its_holder_is_still_answered_is_shared(
+    freed: bool, lives: bool, broken: list[str]
+) -> None:
+    script = Script()
+    script.add("q", "holds", session=1)
+    _live(script, "q")
+    if freed:
+        script.add("q", "freed", session=1)
+    script.add("rival", "holds", session=1)
+    script.add("rival", "freed", session=1)
+    if lives:
+        _live(script, "q")
+    assert script.broken() == broken
+
+
+def test_a_question_from_before_the_rival_had_the_lock_shows_nothing() -> None:
+    script = Script()
+    script.add("q", "holds", session=1)
+    asked = script.now
+    script.add("rival", "holds", session=1)
+    _live(script, "q", begun=asked)
+    assert script.broken() == []
+
+
+def test_a_lock_may_go_from_an_ended_session_of_a_client_to_its_next_one() -> None:
+    script = Script()
+    for session in (1, 2):
+        script.add("q", "holds", session=session)
+        _live(script, "q", session=session)
+    assert script.broken() == []
+
+
+@pytest.mark.parametrize(("session", "broken"), [(1, ["early"]), (2, [])])
+def test_a_will_that_is_executed_while_its_client_is_still_answered_is_early(session: int, broken: list[str]) -> None:
+    script = Script()
+    script.add("q", "will", topic="w", session=1)
+    _live(script, "q")
+    script.add("looker", "executed", topic="w")
+    _live(script, "q", session=session)
+    assert script.broken() == broken
+
+
+@pytest.mark.parametrize(("times", "broken"), [(1, []), (2, ["early"])])
+def test_a_will_is_executed_once(times: int, broken: list[str]) -> None:
+    script = Script()
+    script.add("q", "will", topic="w", session=1)
+    script.add("log", "executed", topic="w", number=times)
+    assert script.broken() == broken
+
+
 def test_what_was_due_and_did_not_happen_is_stuck(script: Script) -> None:
     script.add("round", "due", value="will")
     assert script.broken() == ["stuck"]
