@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from tests.cluster.over_http import (
     WebMeshPublisher,
     WebQueuePublisher,
 )
+from tests.cluster.quiet import QuietOnes
 from tests.cluster.state import Frames, Mourner, StateReader, StateWatcher, StateWriter
 from tests.cluster.summary import Verdict, Work, render, summarise
 from tests.cluster.workload import (
@@ -71,8 +72,9 @@ class Round:
         self._cluster = cluster
         self._errors = {member: len(member.errors()) for member in cluster.members}
         parts = cluster, self.history, chance
-        log, queue, mesh, plant, prefix = (f"{name}{number}" for name in ("log", "queue", "mesh", "plant", "state"))
-        self.topics = {log: PARTITIONS, queue: 1, mesh: 1, plant: 1}
+        names = ("log", "queue", "mesh", "plant", "quiet", "state")
+        log, queue, mesh, plant, quiet, prefix = (f"{name}{number}" for name in names)
+        self.topics = {log: PARTITIONS, queue: 1, mesh: 1, plant: 1, quiet: 1}
         self.publishers: list[Publisher] = [
             JebpPublisher("hopping", log, *parts),
             StayingPublisher("staying", log, *parts),
@@ -95,6 +97,7 @@ class Round:
         ]
         self._others: list[Actor] = [Listener("listener", plant, *parts), EndReader("ends", log, *parts)]
         self._mourner = Mourner("mourner", prefix, *parts)
+        self._quiet = QuietOnes(f"quiet-{prefix}", quiet, *parts) if state else None
         self._writers: list[StateWriter] = []
         self._watchers: list[StateWatcher] = []
         if state:
@@ -179,16 +182,21 @@ class Round:
 
     def fault(self, name: str, faults: Faults) -> None:
         """Make a fault, heal it, and wait until all publishers go on."""
-        self.history.add("round", "fault", value=name)
-        try:
-            getattr(faults, name)()
-        except Exception:
-            self.history.add("round", "due", value=f"{name}: {traceback.format_exc(limit=-2)}")
-        self.history.add("round", "healed", value=name)
+        if self._quiet is not None:
+            self._needs(f"quiet clients before {name}", self._quiet.settle())
+        with nullcontext() if self._quiet is None else self._quiet.working(name):
+            self.history.add("round", "fault", value=name)
+            try:
+                getattr(faults, name)()
+            except Exception:
+                self.history.add("round", "due", value=f"{name}: {traceback.format_exc(limit=-2)}")
+            self.history.add("round", "healed", value=name)
         self._needs(f"all go on after {name}", self.progress(20))
 
     def finish(self) -> None:
         """Stop the publishers, wait until the consumers have all, stop them, and read the log through two members."""
+        if self._quiet is not None:
+            self._quiet.finish()
         self._end([*self.publishers, self._talker, *self._writers])
         self._needs("an audit", until(lambda: self._audit("audit")))
         there = self._audited()
@@ -296,6 +304,7 @@ def run_round(
     verdict = Verdict(
         number, seed, faults, round(time.monotonic() - begun, 1),
         dict(Counter(event.kind for event in events)), this.work(), check(events), gaps(events),
+        count_by_fault(events, "quiet"), count_by_fault(events, "lived"),
     )  # fmt: skip
     return verdict, events
 
@@ -311,6 +320,11 @@ def gaps(events: Iterable[Event]) -> dict[str, float]:
             found[fault] = round(max(found.get(fault, 0.0), event.at - last), 2)
             last = event.at
     return found
+
+
+def count_by_fault(events: Iterable[Event], kind: Kind) -> dict[str, int]:
+    """Return how many events of a kind name each fault."""
+    return dict(Counter(event.value for event in events if event.kind == kind))
 
 
 def run_rounds(folder: Path, seed: int, first: int, count: int, *, lease_seconds: float) -> int:

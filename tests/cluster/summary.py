@@ -1,7 +1,7 @@
 """The verdicts of many rounds as one table: by fault, and by protocol."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -36,6 +36,10 @@ class Verdict(msgspec.Struct, frozen=True):
     violations: list[Violation]
     gaps: dict[str, float] = {}
     """By fault: the longest time without an acknowledgement of any publisher of the log."""
+    quiet: dict[str, int] = {}
+    """By fault: connections of quiet clients."""
+    lived: dict[str, int] = {}
+    """By fault: those of them that went on."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -50,6 +54,8 @@ class Row(msgspec.Struct, frozen=True):
     seconds_p50: float
     seconds_max: float
     gap_seconds_max: float
+    quiet: int = 0
+    lived: int = 0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -91,7 +97,7 @@ def summarise(verdicts: Sequence[Verdict]) -> Summary:
     )
 
 
-def _row(verdicts: Sequence[Verdict], faults: Iterable[str]) -> Row:
+def _row(verdicts: Sequence[Verdict], faults: Sequence[str]) -> Row:
     found = sum(bool(verdict.violations) for verdict in verdicts)
     seconds = [verdict.seconds for verdict in verdicts] or [0.0]
     work = [work for verdict in verdicts for work in verdict.work.values()]
@@ -105,6 +111,8 @@ def _row(verdicts: Sequence[Verdict], faults: Iterable[str]) -> Row:
         seconds_p50=round(statistics.median(seconds), 1),
         seconds_max=max(seconds),
         gap_seconds_max=max((verdict.gaps.get(fault, 0.0) for verdict in verdicts for fault in faults), default=0.0),
+        quiet=sum(verdict.quiet.get(fault, 0) for verdict in verdicts for fault in faults),
+        lived=sum(verdict.lived.get(fault, 0) for verdict in verdicts for fault in faults),
     )
 
 
@@ -114,12 +122,14 @@ def render(summary: Summary) -> str:
     lines = [
         f"seed {summary.seed}",
         "",
-        f"{'fault':<{wide}}  rounds   good  found  acknowledged  delivered    audited  p50 s  longest s  longest gap s",
+        f"{'fault':<{wide}}  rounds   good  found  acknowledged  delivered    audited  p50 s  longest s  longest gap s"
+        "  quiet  lived",
     ]
     for fault, row in summary.faults.items():
         lines.append(
             f"{fault:<{wide}} {row.rounds:7} {row.good:6} {row.found:6} {row.acknowledged:13} {row.delivered:10} "
-            f"{row.audited:10} {row.seconds_p50:6.1f} {row.seconds_max:10.1f} {row.gap_seconds_max:14.2f}"
+            f"{row.audited:10} {row.seconds_p50:6.1f} {row.seconds_max:10.1f} {row.gap_seconds_max:14.2f} "
+            f"{row.quiet:6} {row.lived:6}"
         )
     lines += ["", f"{'protocol':<{wide}}        sent  acknowledged  delivered"]
     for protocol, work in summary.protocols.items():
