@@ -33,6 +33,18 @@ class Faults:
         self._moves(record)
         owner.start()
 
+    def kill_owner_before_it_tells(self) -> None:
+        """SIGKILL while the answers of NATS are on their way: changes are stored that the owner has told nobody."""
+        record, owner = self._cluster.lease(), self._cluster.owner()
+        for way in owner.ways:
+            way.slow_down(SLOW_SECONDS)
+        self._lasts(self._chance.uniform(0, 5 * SLOW_SECONDS))
+        owner.end()
+        for way in owner.ways:
+            way.heal()
+        self._moves(record)
+        owner.start()
+
     def kill_and_restart_owner(self) -> None:
         """SIGKILL; it comes back at once."""
         owner = self._cluster.owner()
@@ -145,7 +157,8 @@ class Faults:
 
 
 ALL = [
-    "kill_owner", "kill_and_restart_owner", "move_owner", "stop_owner", "kill_member", "pause_owner",
+    "kill_owner", "kill_owner_before_it_tells", "kill_and_restart_owner", "move_owner", "stop_owner", "kill_member",
+    "pause_owner",
     "partition_owner_from_nats", "cut_nats", "partition_members_from_owner", "slow_ways", "kill_nats_leader",
     "pause_nats_leader", "fill_disk_of_nats", "kill_edge",
 ]  # fmt: skip

@@ -99,6 +99,9 @@ class QuietOnes:
         self._history.add("round", "due", value=work_done)
 
         def work() -> None:
+            if fault == "kill_owner_before_it_tells":
+                with suppress(*LOST, RefusedError):
+                    self._touch(self._chance.choice(self._cluster.members))
             until(lambda: healed.is_set() or self._cluster.has_moved_from(record))
             if self._work():
                 self._history.add("round", "done", value=work_done)
