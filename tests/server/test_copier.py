@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from babelbus.core.groups import Groups
 from babelbus.link.frames import Copy
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.contract import Continuation
@@ -248,6 +249,33 @@ def test_copies_that_were_gathered_are_not_kept_while_the_owner_owns(tmp_path: P
         assert await gathering.wait(list) == []
 
     asyncio.run(test())
+
+
+def test_a_consumer_is_not_copied_before_the_cursors_behind_what_it_was_handed_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, saved_at = Connection.copy, [0.0]
+
+    def copy_consumer(connection: Connection) -> Continuation | None:
+        made = copy(connection)
+        return None if made is None else made._replace(consumes=True)
+
+    monkeypatch.setattr(Connection, "copy", copy_consumer)
+    monkeypatch.setattr(Groups, "saved_at", property(lambda _: saved_at[0]))
+
+    async def test(deaths: Deaths) -> None:
+        await deaths.one.dial()
+        await deaths.sweep()
+        await deaths.sweep()
+        assert deaths.copier.count == 0
+        saved_at[0] = asyncio.get_running_loop().time()
+        await deaths.copier.sweep()
+        assert deaths.copier.count == 1
+        saved_at[0] = 0.0  # others go on; this one has not been handed anything
+        await deaths.sweep()
+        assert deaths.copier.count == 1
+
+    run(tmp_path, test)
 
 
 def test_an_owner_waits_for_no_member_that_goes_away(tmp_path: Path) -> None:

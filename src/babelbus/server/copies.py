@@ -47,6 +47,8 @@ class Copier:
         self._failed: dict[LinkedTransport, tuple[int, int]] = {}
         """The same, of sessions that cannot be copied before the next byte: they are too large, or it failed."""
         self._heard = 0
+        self._looked_at = 0.0
+        """When the last sweep had looked at all clients: since then the quiet ones were not handed anything."""
         self._task: asyncio.Task[None] | None = None
         metrics.cluster_session_copies.set_function(lambda: self.count)
 
@@ -101,6 +103,7 @@ class Copier:
                 if clock() - began >= TURN_SECONDS:
                     await asyncio.sleep(0)
                     began = clock()
+        self._looked_at = clock()
         for _ in range(FLUSH_TURNS):
             await asyncio.sleep(0)
         for link in links:
@@ -135,6 +138,8 @@ class Copier:
             continuation = connection.copy()
             if continuation is None:
                 return False
+            if continuation.consumes and self._broker.groups.saved_at < self._looked_at:
+                return True  # the next owner would hand out again what the client has: the cursors are not saved
             session_id = uuid.uuid4().hex
             session = encode_session(session_id, connection, continuation)
         except Exception:  # a defect in one session must not keep others from a copy

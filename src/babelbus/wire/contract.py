@@ -31,6 +31,8 @@ class Continuation(NamedTuple):
     """The name of the client as the owner of its testament and its locks."""
     content: bytes
     """In the form of the protocol."""
+    consumes: bool = False
+    """Whether the client is handed records of consumer groups."""
 
 
 class Session(Protocol):

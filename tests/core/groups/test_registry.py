@@ -297,12 +297,17 @@ async def test_a_disk_that_refuses_a_commit_is_tried_again() -> None:
     files = FaultyFiles()
     crew = Crew(files)
     Taker(crew.group(ON_DELIVERY))
+    await crew.groups.commit()
+    changed_at = asyncio.get_running_loop().time()
+    assert crew.groups.saved_at >= changed_at
     crew.publish(1)
     await turns()
     files.fail("flush", suffix=".new")
     with pytest.raises(StorageError):
         await crew.groups.commit()
+    assert crew.groups.saved_at < changed_at
     await crew.groups.commit()
+    assert crew.groups.saved_at >= changed_at
     again = await crew.crash()
     assert again.group().info().lag == 0
     await again.close()

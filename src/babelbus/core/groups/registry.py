@@ -91,6 +91,7 @@ class Groups:
         self._waiting: list[tuple[StoredGroup, msgspec.Raw]] = []
         """Groups of damaged topics, kept as they are, with their encoded form."""
         self._unsaved = False
+        self._saved_at = loop.time()
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writer = door.writer("the cursors of consumer groups", self._prepare)
@@ -450,14 +451,22 @@ class Groups:
             if group not in self._encoded:
                 self._encoded[group] = _encode(group.to_store())
         groups = [encoded for _, encoded in self._waiting] + [self._encoded[group] for group in self._groups.values()]
-        self._writer.last.when_done(self._written)
+        self._writer.last.when_done(partial(self._written, self._loop.time()))
         return partial(self._file.write, self._sequence, groups)
 
-    def _written(self, saved: Promise) -> None:
-        if saved.error is not None:
+    def _written(self, began_at: float, saved: Promise) -> None:
+        if saved.error is None:
+            self._saved_at = began_at
+        else:
             self.commit_failures += 1
             log.warning("cursors of groups are not saved, trying again: %s", saved.error)
             self._note_unsaved()
+
+    @property
+    def saved_at(self) -> float:
+        """The time of the event loop up to which all changes are durable."""
+        is_saved = not self._unsaved and self._writer.last.done
+        return self._loop.time() if is_saved else self._saved_at
 
     async def commit(self) -> None:
         """Write all changes up to now, and return when they are durable.

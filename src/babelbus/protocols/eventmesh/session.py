@@ -632,7 +632,7 @@ class Session(contract.Session):
             subscriptions=[one.item for one in self._subscribed.values() if not one.is_over],
             listens=self._listening,
         )
-        return Continuation(kept.owner, encode_session(kept))
+        return Continuation(kept.owner, encode_session(kept), consumes=bool(self._subscribed))
 
     def _continue(self, kept: KeptSession) -> None:
         """Continue a session: all of it, or nothing, so that the client hears why when it subscribes again.

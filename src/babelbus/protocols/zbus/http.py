@@ -386,7 +386,7 @@ class WebSession(HttpSession):
             subscriptions=session.keep(),
             binds=self.session.binds or session.binds,
         )
-        return Continuation(session.id, encode_session(kept))
+        return Continuation(session.id, encode_session(kept), consumes=bool(kept.subscriptions))
 
     def _continue(self, kept: KeptSession) -> None:
         self._heard = True
