@@ -190,6 +190,8 @@ class Connection(asyncio.Protocol):
         """Count bytes of such requests. Answers that are sent later wait at the edge for the answer to them."""
         self._beside_at = self._outbox.sent_bytes
         self._received_bytes += size_bytes
+        if self._unproved:  # its client has proved it to the server that began the session
+            self._finish_handshake()
         if self._busy_poll is not None:
             self._busy_poll.received(self.number)
         if self._quotas.active and self._session is not None:

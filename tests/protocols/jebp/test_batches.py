@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from babelbus.clock import SystemClock
+from babelbus.config import QuotaSettings
 from babelbus.core.access import SERVER
 from babelbus.core.receipt import Receipt, join
 from babelbus.core.record import Event
@@ -18,14 +21,19 @@ from babelbus.link.edge import Edge
 from babelbus.link.transport import LinkedTransport
 from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
+from babelbus.protocols.jebp.batch_codec import ClientBatch, encode_batch
 from babelbus.protocols.jebp.batches import Batches, _Group
+from babelbus.protocols.jebp.box import KEY_BYTES, NONCE_BYTES
+from babelbus.protocols.jebp.continuation import KeptSession, encode_session
 from babelbus.protocols.jebp.front import JebpFronts
 from babelbus.protocols.jebp.service import JebpService
 from babelbus.protocols.jebp.status import answers
+from babelbus.protocols.service import Continued
 from babelbus.storage.errors import DiskFullError
 from tests.access.house import House
+from tests.support.bus import NOW
 from tests.support.jebp import Caller, create, create_topic, said, subscribe
-from tests.support.server import LiveServer
+from tests.support.server import LiveServer, configure
 
 
 @contextlib.contextmanager
@@ -190,3 +198,26 @@ def test_who_has_no_certificate_of_a_principal_is_closed(house: House) -> None:
     with fronted(house) as address, Caller(address, house.forged().identity).connect() as caller:
         caller.send(create("walk/a", b"x"))
         assert caller.is_closed()
+
+
+def test_records_of_a_client_that_goes_on_count_for_its_quota(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(configure(tmp_path), quotas=QuotaSettings(publish_bytes_per_second=1))
+    with LiveServer(config) as live:
+        live.call(lambda: live.server.broker.create_topic("t", principal=SERVER))
+        service = live.server.services["jebp"]
+        assert isinstance(service, JebpService)
+        box = bytes(KEY_BYTES), bytes(NONCE_BYTES), 0
+        content = encode_session(KeptSession(live.admin.fingerprint, box, box, [], fronted=True))
+        batch = encode_batch(ClientBatch(b"t", [1], [1], [NOW], [b"x" * 100]))
+        answered: list[bytes] = []
+
+        async def go_on() -> LinkedTransport:
+            transport = LinkedTransport.absent({"peername": ("127.0.0.1", 1), "sockname": None})
+            assert await service.continue_sessions([Continued("owner", content, transport)]) == {"owner"}
+            service._batches.receive(batch, {1: transport}.get, answered.append)
+            return transport
+
+        transport = live.run(go_on)
+        live.until(lambda: bool(answered))
+        assert answered[0].hex() == "a130"
+        assert not transport.is_reading()
