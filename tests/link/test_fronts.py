@@ -276,3 +276,29 @@ def test_a_client_that_waits_for_a_core_has_no_front_and_one_that_comes_later_ha
             assert [one.is_fronted for one in first.edge._link.clients.values()] == [False, True]  # type: ignore[union-attr]
 
     asyncio.run(test())
+
+
+def test_a_client_that_connects_while_its_core_leaves_waits_without_the_front_of_that_core() -> None:
+    async def test() -> None:
+        async with fronted("tcp") as first, fronted("tcp") as second:
+            edge = first.edge
+            await first.dial()
+            await first.session()
+            (other,) = edge._link.clients.values()  # type: ignore[union-attr]
+            made = edge._make_client(other.listener)  # asyncio has accepted it, and calls `connection_made` later
+            other.data_received(b"bl1")  # waits for others, and is lost with the link
+            edge.disconnect()
+            await until(lambda: not edge.connections)
+            ours, theirs = socket.socketpair()
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: made, ours)
+            await until(lambda: edge.connections == 1)
+            await second.edge.stop()
+            await second.link(edge, "tcp")
+            session = await second.session()
+            theirs.sendall(b"b2")
+            await until(lambda: session.received)
+            assert session.received == b"b2"
+            assert not second.batches
+            theirs.close()
+
+    asyncio.run(test())

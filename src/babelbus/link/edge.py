@@ -326,7 +326,7 @@ class Edge:
 
     def _make_client(self, listener: EdgeListener) -> Client:
         """Return a new client; one that has to wait for a core has no front, for the core is not known."""
-        fronts = self._fronts.get(listener.name) if self._is_served else None
+        fronts = self._fronts.get(listener.name) if self.is_served else None
         return Client(self, listener) if fronts is None else FrontedClient(self, listener, fronts)
 
     async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> Welcome:
@@ -408,7 +408,7 @@ class Edge:
         self._link.send(READY)
 
     @property
-    def _is_served(self) -> bool:
+    def is_served(self) -> bool:
         """Whether there is a core that takes clients."""
         return self._link is not None and self._core_serves
 
@@ -485,7 +485,7 @@ class Edge:
         if connection is not None and is_reserved(connection.fileno(), is_admin=client.listener.is_admin):
             self._refuse(client, "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return False
-        if self._link is not None and self._is_served:
+        if self._link is not None and self.is_served:
             self._link.open(client)
             return True
         if client.listener.tls is None and client.stand_in():
