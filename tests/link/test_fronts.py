@@ -239,10 +239,10 @@ def test_a_batch_comes_before_the_pause_and_what_comes_behind_it_waits_for_the_n
             first.core.stop_accepting()
             [link] = await first.core.pause_members(SAFETY_NET_SECONDS)
             assert session.received == b"<bl1>"
-            assert link.batches == 1
+            assert link.batches[NAME] == 1
             writer.write(b"b2")
             first.answers[0](b"done")
-            assert link.batches == 0
+            assert link.batches[NAME] == 0
             assert await reader.readexactly(4) == b"done"
             link.hand_over(session.transport, "session")
             following = Session(second.door)

@@ -18,9 +18,10 @@ from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
-from babelbus.link.frames import Secured
+from babelbus.link.frames import BATCH, Secured
 from babelbus.link.transport import Absence, LinkedTls, LinkedTransport
 from babelbus.protocols.connection import Connection
+from babelbus.protocols.jebp.batches import Batches
 from babelbus.protocols.service import Continued, StreamService
 from babelbus.server import handover
 from babelbus.server.handover import Handover, _Session, _Sessions
@@ -335,3 +336,24 @@ def test_a_client_that_stays_keeps_nothing_of_the_last_owner_in_memory(
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(test())
+
+
+def test_a_batch_of_jebp_that_is_not_answered_costs_no_client_of_another_protocol_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[bytes] = []
+    monkeypatch.setattr(Batches, "receive", lambda _self, data, _find, _answer: received.append(data))
+
+    async def test() -> None:
+        async with owners(tmp_path) as owned:
+            device = await owned.dial()
+            assert await device.ask(subscribe(1, "state", liveOnly=True)) == ack(1)
+            link = owned.edge._link
+            assert link is not None
+            link.send(BATCH, 1, b"\x04jebp")
+            await until(lambda: received)
+            await owned.move()
+            device.say(put(2, "state", 2))
+            assert await device.hear() in (state(1, 2), ack(2))
+
+    asyncio.run(test())

@@ -116,8 +116,8 @@ class CoreLink(Peer):
 
         self.paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the edge of a member reads nothing more of its clients, or is gone."""
-        self.batches = 0
-        """Batches of fronts whose answer is outstanding."""
+        self.batches: Counter[str] = Counter()
+        """By listener, how many batches of fronts are not answered."""
         self.reloaded: asyncio.Future[None] | None = None
         """Done when the edge has loaded its certificates again."""
 
@@ -297,12 +297,13 @@ class CoreLink(Peer):
 
     def _receive_batch(self, number: int, payload: bytes) -> None:
         start = 1 + (payload[0] if payload else 0)
-        plan = self._front_of(payload[1:start].decode(errors="replace"))
-        self.batches += 1
-        plan.receive(payload[start:], self.transports.get, partial(self._answer_batch, number))
+        listener = payload[1:start].decode(errors="replace")
+        plan = self._front_of(listener)
+        self.batches[listener] += 1
+        plan.receive(payload[start:], self.transports.get, partial(self._answer_batch, listener, number))
 
-    def _answer_batch(self, number: int, answer: bytes) -> None:
-        self.batches -= 1
+    def _answer_batch(self, listener: str, number: int, answer: bytes) -> None:
+        self.batches[listener] -= 1
         self.send(BATCH, number, answer)
 
     def _begin(

@@ -165,8 +165,11 @@ class _LinkedClient(_Client):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing of the client waits in its transport, in either direction, nor in a batch of its member."""
-        return self._transport.is_settled and not self._link.batches
+        """Whether nothing of the client waits in its transport, in either direction, nor in a batch of its member.
+
+        Any batch may hold up a client of the same listener: its front waits for the answer.
+        """
+        return self._transport.is_settled and not self._link.batches[self.connection.protocol]
 
     def stay(self) -> None:
         """Keep the session for the next owner: the member of the client reads nothing more."""
