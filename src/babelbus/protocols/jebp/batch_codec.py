@@ -3,13 +3,14 @@
 batch := topic_bytes: u8, topic, clients: u32, records: u32,
          numbers: u32 * clients, counts: u8 * clients, timestamps: i64 * records, sizes: u32 * records, payloads
 
-Numbers are in the byte order of the machine: both ends are on it. The answer has the two bytes of an answer of jebp for
-each record (`status`), or `PASSED` for each record of a client.
+Numbers are big-endian: a member of a cluster and its owner may be different machines. The answer has the two bytes of
+an answer of jebp for each record (`status`), or `PASSED` for each record of a client.
 """
 
 import struct
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +22,7 @@ PASSED: Final = b"\0\0"
 ANSWER_BYTES: Final = len(PASSED)
 CLIENT_BYTES: Final = 5
 RECORD_BYTES: Final = 12
-_COUNTS: Final = struct.Struct("=II")
+_COUNTS: Final = struct.Struct(">II")
 
 
 class ClientBatch(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +38,20 @@ class ClientBatch(msgspec.Struct, frozen=True, gc=False):
     payloads: list[bytes]
 
 
+def _encode(form: str, numbers: Iterable[int]) -> bytes:
+    numbers = array(form, numbers)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _decode(form: str, data: bytes) -> "array[int]":
+    numbers = array(form, data)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
 def encode_batch(batch: ClientBatch) -> bytes:
     """Return the bytes of a batch."""
     return b"".join(
@@ -44,10 +59,10 @@ def encode_batch(batch: ClientBatch) -> bytes:
             bytes((len(batch.topic),)),
             batch.topic,
             _COUNTS.pack(len(batch.numbers), len(batch.payloads)),
-            array("I", batch.numbers).tobytes(),
+            _encode("I", batch.numbers),
             bytes(batch.counts),
-            array("q", batch.timestamps).tobytes(),
-            array("I", map(len, batch.payloads)).tobytes(),
+            _encode("q", batch.timestamps),
+            _encode("I", map(len, batch.payloads)),
             *batch.payloads,
         )
     )
@@ -70,11 +85,10 @@ def decode_batch(data: bytes) -> ClientBatch:
     start = sizes_at + 4 * records
     if start > len(data):
         raise RemoteProtocolError("a batch of fronts is cut off")
-    numbers, times, sizes = array("I"), array("q"), array("I")
-    numbers.frombytes(data[at:counts_at])
+    numbers = _decode("I", data[at:counts_at])
     counts = data[counts_at:times_at]
-    times.frombytes(data[times_at:sizes_at])
-    sizes.frombytes(data[sizes_at:start])
+    times = _decode("q", data[times_at:sizes_at])
+    sizes = _decode("I", data[sizes_at:start])
     if 0 in counts or sum(counts) != records or start + sum(sizes) != len(data):
         raise RemoteProtocolError("the numbers of a batch of fronts do not fit each other")
     payloads = []
