@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import socket
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
+
+import pytest
 
 from babelbus.link.client import UNTAKEN_BYTES_MAX
 from babelbus.link.core import CoreLink
@@ -300,5 +303,38 @@ def test_a_client_that_connects_while_its_core_leaves_waits_without_the_front_of
             assert session.received == b"b2"
             assert not second.batches
             theirs.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "is_shown"),
+    [
+        ("", LINK_VERSION, False),
+        ("k", LINK_VERSION, False),
+        ("key", LINK_VERSION - 1, False),
+        ("key", LINK_VERSION, True),
+    ],
+)
+def test_an_edge_gets_the_content_of_fronts_once_it_has_shown_the_key_of_its_core(
+    key: str, version: int, is_shown: bool
+) -> None:
+    async def test() -> None:
+        core = Fronted().core
+        await core.listen("127.0.0.1", 0, key="key")
+        core.serves = False  # it gathers copies
+        host, _, port = core.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await until(lambda: core._all)
+        [link] = core._all
+        core.serve()  # all that are linked hear of it
+        hello = b'{"magic": "babelbus-link", "version": %d, "name": "m", "key": "%s"}' % (version, key.encode())
+        writer.write(encode(HELLO, 0, hello) + encode(BATCH, 1, b"\x04echo"))
+        await until(lambda: link.name or link.end_reason)
+        closing = asyncio.create_task(core.close())
+        heard = await reader.read()
+        assert (b64encode(b"plan") in heard) == is_shown
+        writer.close()
+        await closing
 
     asyncio.run(test())
