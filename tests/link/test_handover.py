@@ -466,3 +466,23 @@ def test_clients_of_an_edge_process_are_served_before_those_of_members() -> None
             await edge.stop()
 
     asyncio.run(test())
+
+
+def test_a_member_that_links_while_its_core_begins_to_stop_pauses_and_keeps_its_clients() -> None:
+    async def test() -> None:
+        async with linked("tcp") as first, linked("tcp") as second:
+            edge = first.make_edge("member", waiting_max=5, waiting_seconds=SAFETY_NET_SECONDS)
+            address = await first.open(edge)
+            await first.dial(address)
+            await until(lambda: edge.connections == 1)
+            first.core.on_linked = lambda link: first.core.stop_accepting()  # both words come in one read
+            await first.link(edge, "tcp")
+            [link] = [link for link in first.core.links if link.name == "member"]
+            await until(link.paused.done)
+            assert not first.sessions
+            edge.disconnect()
+            await second.link(edge, "tcp")
+            await second.session()
+            await edge.stop()
+
+    asyncio.run(test())

@@ -99,6 +99,8 @@ class EdgeLink(Peer):
         """Up to which offset of the log of the state all clients with a copy have heard everything."""
         self.serving: Serving | None = None
         """There once the core has said that it takes clients, perhaps in one read with its welcome."""
+        self.is_stopping = False
+        """Whether the core has said that it stops, perhaps in one read with its welcome, too."""
 
     def connection_made(self, transport: Any) -> None:
         """Send the hello of this edge."""
@@ -137,6 +139,7 @@ class EdgeLink(Peer):
             elif kind == REFUSE and not self.welcome.done():
                 self.welcome.set_exception(LinkRefusedError(payload.decode(errors="replace")))
             elif kind == STOP:
+                self.is_stopping = True
                 self._edge.core_stops()
             elif kind == CONTINUED:
                 if client is not None:
@@ -368,7 +371,9 @@ class Edge:
         self._link, self._core_serves, self._stops = link, False, False
         self._on_connected(welcome)
         serving = welcome.serving or link.serving
-        if serving is not None:
+        if link.is_stopping:
+            self.core_stops()
+        elif serving is not None:
             self.core_serves(link, serving)
         else:
             for copy in self.waiting.copies():
