@@ -5,10 +5,11 @@ import contextlib
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
-from babelbus.link.client import UNTAKEN_BYTES_MAX
+from babelbus.link.client import UNTAKEN_BYTES_MAX, Client
 from babelbus.link.core import CoreLink
 from babelbus.link.frames import BATCH, HELLO, LINK_VERSION, OPEN, encode
 from babelbus.link.transport import Absence, LinkedTransport
@@ -264,44 +265,46 @@ def test_a_batch_comes_before_the_pause_and_what_comes_behind_it_waits_for_the_n
     asyncio.run(test())
 
 
-def test_a_client_that_waits_for_a_core_has_no_front_and_one_that_comes_later_has() -> None:
+def test_a_client_that_has_waited_for_a_core_has_a_front_as_one_that_comes_later() -> None:
     async def test() -> None:
         async with fronted("tcp") as first, fronted("tcp") as second:
             [link] = first.core.links
             link.end("killed")
             await until(lambda: not first.edge.is_connected)
-            await first.dial()
+            _, writer = await first.dial()
+            writer.write(b"b1")
             await until(lambda: first.edge.connections == 1)
             await second.edge.stop()
             await second.link(first.edge, "tcp")
             await first.dial()
             await until(lambda: len(second.sessions) == 2)
-            assert [one.is_fronted for one in first.edge._link.clients.values()] == [False, True]  # type: ignore[union-attr]
+            assert [one.is_fronted for one in first.edge._link.clients.values()] == [True, True]  # type: ignore[union-attr]
+            await until(lambda: second.batches == [(1, b"b1")])
 
     asyncio.run(test())
 
 
-def test_a_client_that_connects_while_its_core_leaves_waits_without_the_front_of_that_core() -> None:
+def test_a_client_that_connects_while_its_core_leaves_has_no_front_of_that_core() -> None:
     async def test() -> None:
         async with fronted("tcp") as first, fronted("tcp") as second:
             edge = first.edge
             await first.dial()
             await first.session()
             (other,) = edge._link.clients.values()  # type: ignore[union-attr]
-            made = edge._make_client(other.listener)  # asyncio has accepted it, and calls `connection_made` later
+            make = partial(Client, edge, other.listener)
             other.data_received(b"bl1")  # waits for others, and is lost with the link
             edge.disconnect()
             await until(lambda: not edge.connections)
             ours, theirs = socket.socketpair()
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: made, ours)
+            await asyncio.get_running_loop().connect_accepted_socket(make, ours)
             await until(lambda: edge.connections == 1)
             await second.edge.stop()
             await second.link(edge, "tcp")
             session = await second.session()
             theirs.sendall(b"b2")
             await until(lambda: session.received)
-            assert session.received == b"b2"
-            assert not second.batches
+            assert session.received == b"<b2>"
+            assert second.batches == [(1, b"b2")]
             theirs.close()
 
     asyncio.run(test())

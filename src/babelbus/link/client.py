@@ -56,10 +56,6 @@ class ClientLink(Protocol):
 class ClientEdge(Protocol):
     """The edge, as its clients see it."""
 
-    @property
-    def is_served(self) -> bool:
-        """Whether there is a core that takes clients."""
-
     def enter(self, client: "Client") -> bool:
         """Open a client at the core, or keep it until there is a link, or refuse it."""
 
@@ -411,8 +407,6 @@ class Client(asyncio.Protocol):
 class _NoEdge:
     """The edge of a client between two edges of its member."""
 
-    is_served = False
-
     def enter(self, client: Client) -> bool:
         return False
 
@@ -436,8 +430,12 @@ class FrontedClient(Client):
 
     __slots__ = ("choked", "front", "fronts", "stopped", "untaken")
 
-    def __init__(self, edge: "ClientEdge", listener: EdgeListener, fronts: Fronts) -> None:
-        super().__init__(edge, listener)
+    def __init__(self, client: Client, fronts: Fronts) -> None:
+        """Build the client with a front for its core that takes the place of one without, which no core knows."""
+        super().__init__(client.edge, client.listener)
+        self.transport = self.raw = client.transport
+        self.early, self.eof, self.paused = client.early, client.eof, client.paused
+        self.transport.set_protocol(self)
         self.fronts = fronts
         self.front = fronts.make(self)
         self.untaken = 0
@@ -446,15 +444,6 @@ class FrontedClient(Client):
         """Whether that is too much."""
         self.stopped = False
         """Whether the front wants nothing."""
-
-    def connection_made(self, transport: Any) -> None:
-        """Open the client at the core, without a front if the core of its fronts has left since it was accepted."""
-        if self.edge.is_served:
-            super().connection_made(transport)
-            return
-        client = Client(self.edge, self.listener)
-        transport.set_protocol(client)
-        client.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """Send bytes of the client to its front, which has no core to send them on to while the core changes."""

@@ -324,13 +324,13 @@ class Edge:
         for listener in listeners:
             for one in listener.sockets:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                make = partial(self._make_client, listener)
+                make = partial(Client, self, listener)
                 self._servers.append(await loop.create_server(make, sock=one, backlog=BACKLOG))
 
-    def _make_client(self, listener: EdgeListener) -> Client:
-        """Return a new client; one that has to wait for a core has no front, for the core is not known."""
-        fronts = self._fronts.get(listener.name) if self.is_served else None
-        return Client(self, listener) if fronts is None else FrontedClient(self, listener, fronts)
+    def _fronted(self, client: Client) -> Client:
+        """Return what takes the place of a client that comes to the core: one with a front, if its listener has any."""
+        fronts = self._fronts.get(client.listener.name)
+        return client if fronts is None or client.continues else FrontedClient(client, fronts)
 
     async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None, key: str = "") -> Welcome:
         """Return the welcome of the core at an address of another machine, once it has taken this edge in.
@@ -391,7 +391,7 @@ class Edge:
         for client in self.waiting:
             self.waiting.remove(client)
             client.copy = None
-            self._open(link, client)
+            self._open(link, self._fronted(client))
 
     def _open(self, link: EdgeLink, client: Client) -> None:
         has_left = bool(client.continues) and client.has_left()
@@ -411,11 +411,6 @@ class Edge:
         """Send to the core that the listeners are open."""
         assert self._link is not None, "no link"
         self._link.send(READY)
-
-    @property
-    def is_served(self) -> bool:
-        """Whether there is a core that takes clients."""
-        return self._link is not None and self._core_serves
 
     @property
     def is_connected(self) -> bool:
@@ -490,8 +485,8 @@ class Edge:
         if connection is not None and is_reserved(connection.fileno(), is_admin=client.listener.is_admin):
             self._refuse(client, "file descriptors run out; raise LimitNOFILE (ulimit -n)")
             return False
-        if self._link is not None and self.is_served:
-            self._link.open(client)
+        if self._link is not None and self._core_serves:
+            self._link.open(self._fronted(client))
             return True
         if client.listener.tls is None and client.stand_in():
             return False
