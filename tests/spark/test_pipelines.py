@@ -234,6 +234,14 @@ def spark_progress(**more: Any) -> str:
     )
 
 
+def test_figures_that_spark_does_not_count_are_not_negative() -> None:
+    """RocksDB says -1 where it does not count its rows, and the server refuses a report with a negative figure."""
+    operators = [{"numRowsTotal": -1, "memoryUsedBytes": -1}, {"numRowsTotal": 3, "memoryUsedBytes": 9}]
+    batch = progress.read(spark_progress(stateOperators=operators), "p", "s")
+    assert batch is not None
+    assert (batch.state_rows, batch.state_bytes) == (3, 9)
+
+
 def test_a_batch_tells_rows_lag_and_state() -> None:
     batch = progress.read(spark_progress(), "p", "s")
     assert batch is not None

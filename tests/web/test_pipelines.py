@@ -98,6 +98,33 @@ def test_a_pipeline_tells_with_the_token_and_anybody_reads_the_metrics() -> None
     serve(test)
 
 
+WRONG_FIGURES = {
+    "rows_in": -1, "rows_out": -1, "rows_late": -1, "rows_lost": -1, "failures": -1, "batches": -1, "state_rows": -1,
+    "state_bytes": -1, "lag_records": -1, "batch_seconds": -0.5, "error_seconds": -0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        *WRONG_FIGURES.items(),
+        ("rows_in", 10**400),  # no float is as large: Prometheus would get no metric at all
+        ("lag_records", 10**400),
+        ("error_seconds", 1e300),  # JSON has no integer of so many milliseconds for the list
+    ],
+)
+def test_a_figure_that_cannot_be_shown_is_refused(name: str, figure: float) -> None:
+    async def test(call: Caller, bus: FakeServer) -> None:
+        status, told = await call("PUT", "/api/pipelines/p", {"sinks": {"out": {name: figure}}})
+        assert (status, told["code"]) == (400, "bad_request")
+        assert name in told["error"]
+        assert await call("GET", "/api/pipelines") == (200, {"pipelines": []})
+        async with call.session.get(f"{call.base}/metrics") as reply:
+            assert reply.status == 200
+
+    serve(test)
+
+
 def listed(shown: Shown) -> list[Any]:
     found: list[Any] = msgspec.to_builtins(shown.pipelines.all(lambda name: True))
     return found

@@ -5,7 +5,7 @@ have a figure (docs/pipeline.md); the console also sees the graph, the failures,
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -33,6 +33,10 @@ PIPELINES_MAX = 256
 SINKS_MAX = 64
 NAME_BYTES_MAX = 128
 LABELS = ("pipeline", "sink")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A figure that is counted. Prometheus cannot show an integer that is too large for a float, and then shows nothing."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""A time of at most some thousand years: a longer one has no milliseconds that JSON can carry."""
 SUBJECT = "$pipelines"
 """A report needs the right to publish `$pipelines/NAME`."""
 _COUNTERS = {
@@ -67,21 +71,21 @@ class SinkReport(msgspec.Struct, frozen=True):
     Unknown fields are ignored: the runner may be upgraded before the server.
     """
 
-    rows_in: int = 0
-    rows_out: int = 0
-    rows_late: int = 0
-    rows_lost: int = 0
-    failures: int = 0
-    batches: int = 0
-    batch_seconds: float = 0.0
+    rows_in: Count = 0
+    rows_out: Count = 0
+    rows_late: Count = 0
+    rows_lost: Count = 0
+    failures: Count = 0
+    batches: Count = 0
+    batch_seconds: Seconds = 0.0
     running: bool = False
-    lag_records: int | None = None
-    state_rows: int = 0
-    state_bytes: int = 0
+    lag_records: Count | None = None
+    state_rows: Count = 0
+    state_bytes: Count = 0
     watermark: str | None = None
     error: str = ""
     """Why the query failed last."""
-    error_seconds: float | None = None
+    error_seconds: Seconds | None = None
     """How long ago that was."""
     graph: list[Node] = []
     """The nodes that lead to the sink, and the sink."""

@@ -96,8 +96,8 @@ def read(text: str, pipeline: str, sink: str) -> Batch | None:
         rows_late=sum(operator.late for operator in progress.operators),
         rows_lost=sum(lost(source.start, source.end) for source in progress.sources),
         lag=sum(known) if known else None,
-        state_rows=sum(operator.rows for operator in progress.operators),
-        state_bytes=sum(operator.memory for operator in progress.operators),
+        state_rows=sum(max(0, operator.rows) for operator in progress.operators),  # -1: RocksDB does not count them
+        state_bytes=sum(max(0, operator.memory) for operator in progress.operators),
         seconds=progress.durations.get("triggerExecution", 0) / 1000,
         watermark=progress.times.get("watermark"),
     )
