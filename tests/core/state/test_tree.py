@@ -659,6 +659,31 @@ async def test_a_topic_that_retains_the_last_keeps_each_subject_as_state() -> No
 
 
 @in_loop
+async def test_a_topic_that_retains_the_last_gets_nothing_twice_at_a_start_after_a_crash() -> None:
+    bus = Bus()
+    state = bus.open_state()
+    topic = bus.topic("a", 4, retain="last", ack="written")
+    json = ((b"content-type", b"application/json"),)
+    events = [
+        Event("a/text", b"text"), Event("a/empty", b""), Event("a/bytes", b"\xff"),
+        Event("a/lines", b"[\n1]", headers=json),
+        *(Event("a/keys", b"%d" % number, key=b"%d" % number) for number in range(8)),
+        Event("a/gone", b"text"), Event("a/gone", None),
+    ]  # fmt: skip
+    for event in events:
+        await done(publish(bus.broker, [event]))
+    await done([state.commit("wait")])
+    values = tree(state)
+    assert values["a/keys"] == (b'"7"', 0)
+    recorded = [payloads(partition) for partition in topic.partitions]
+    await bus.die()
+    again = Bus(bus.files)
+    assert tree(again.open_state()) == values
+    await turns()
+    assert [payloads(partition) for partition in again.broker.topic("a").partitions] == recorded
+
+
+@in_loop
 async def test_an_event_that_was_retained_may_take_the_value_away_again() -> None:
     bus = Bus()
     state = bus.open_state()

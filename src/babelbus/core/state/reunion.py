@@ -8,8 +8,9 @@ was not acknowledged: the state does not follow it.
 
 from collections.abc import Callable, Iterator
 
+from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition
-from babelbus.core.record import Record
+from babelbus.core.record import Event, Record
 from babelbus.core.topic import Topic, event_of
 from babelbus.records.columns import decode_chunk, iterate
 from babelbus.records.format import CorruptRecordError
@@ -26,7 +27,7 @@ def missing_keys(
 
     `find` returns the value that a key has in the state.
     """
-    tails: dict[str, dict[str, bytes | None]] = {}
+    tails: dict[str, dict[str, set[bytes | None]]] = {}
     missing = []
     for key in dict.fromkeys(changed):
         topic = topic_of(key)
@@ -34,19 +35,27 @@ def missing_keys(
             continue
         tail = tails.get(topic.name)
         if tail is None:
-            tail = tails[topic.name] = _last_payloads(topic)
-        if key not in tail or tail[key] != find(key):
+            tail = tails[topic.name] = _last_values(topic)
+        if find(key) not in tail.get(key, ()):
             missing.append(key)
     return missing
 
 
-def _last_payloads(topic: Topic) -> dict[str, bytes | None]:
-    """Return the payload of the last event under each subject that the end of a topic has."""
-    found: dict[str, bytes | None] = {}
+def _last_values(topic: Topic) -> dict[str, set[bytes | None]]:
+    """Return the values that the last event under each subject gives its key, one for each partition that has some.
+
+    An event that a topic retains is recorded as it was published, and is JSON in the state alone. Events of one subject
+    with different keys are in different partitions, which do not tell which of them was the last.
+    """
+    found: dict[str, set[bytes | None]] = {}
     for partition in topic.partitions:
+        last: dict[str, Event] = {}
         for record in tail_of(partition):
             event = event_of(topic.name, record)
-            found[event.subject] = event.payload
+            last[event.subject] = event
+        for subject, event in last.items():
+            payload = event.payload
+            found.setdefault(subject, set()).add(None if payload is None else json_text(payload, event.headers))
     return found
 
 
