@@ -48,6 +48,27 @@ def test_a_silent_server_is_told_from_a_refusal(listener: socket.socket, data: b
         connection.close()
 
 
+@pytest.mark.parametrize(
+    "greeting", [b"\x01\x01\x08jebp/1.2", b'{"welcome":{}}\n', b"\x00\x00\x12\x04\x00\x00\x00\x00\x00"]
+)
+def test_the_port_of_another_protocol_is_told_without_its_bytes(listener: socket.socket, greeting: bytes) -> None:
+    def serve() -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(65_536)
+            connection.sendall(greeting)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with pytest.raises(CommandError) as error:
+        api(listener).call("GET", "/api/topics")
+    thread.join()
+    host, port = listener.getsockname()
+    assert str(error.value) == (
+        f"{host}:{port} does not speak HTTP: this may be the port of another protocol; "
+        "'babelbus serve' prints that of admin"
+    )
+
+
 def test_an_answer_in_lines_that_are_no_json_is_told_of(listener: socket.socket) -> None:
     def serve() -> None:
         with listener.accept()[0] as connection:

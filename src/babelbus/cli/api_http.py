@@ -113,6 +113,12 @@ class HttpTransport:
         if self._context is None and isinstance(error, http.client.RemoteDisconnected):
             advice = f"if it speaks TLS, write --admin https://{self.address}"
             return CommandError(f"{self.address} closed the connection without an answer; {advice}")
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+            # Its text is what came, which may be any bytes.
+            return CommandError(
+                f"{self.address} does not speak HTTP: this may be the port of another protocol; "
+                "'babelbus serve' prints that of admin"
+            )
         return CommandError(f"{self.address} does not answer: {str(error) or type(error).__name__}")
 
 
