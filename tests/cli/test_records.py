@@ -2,10 +2,12 @@ import gzip
 import json
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
+from babelbus.testing.ports import free_ports
 from tests.cli.shell import COMMAND, ENVIRONMENT, Served
 from tests.support.bus import SAFETY_NET_SECONDS
 
@@ -144,6 +146,35 @@ def test_tail_shows_what_comes_and_ends_with_code_0_on_ctrl_c(
     count = 1 + len(process.stdout.readlines())  # not `communicate`, which forgets what `readline` has read ahead
     told = process.stderr.read()
     assert (process.wait(SAFETY_NET_SECONDS), told) == (0, f"stopped: {count:,} record{'' if count == 1 else 's'}\n")
+
+
+def test_tail_tells_when_the_server_goes_and_when_it_is_back(tmp_path: Path) -> None:
+    port = ("--jebp-port", str(free_ports(1)[0]))
+    server = Served(tmp_path, *port)
+    servers = [server]
+    server.run("topics", "create", "t")
+    server.run("publish", "t", "before")
+    tail = server.start("tail", "t", "--from-offset", "0", "--json")
+    net = threading.Timer(SAFETY_NET_SECONDS, tail.kill)  # a silent command would let the test wait for ever
+    net.start()
+    try:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        assert json.loads(tail.stdout.readline())["payload"] == "before"
+        assert server.stop() == 0
+        assert "is lost" in tail.stderr.readline()
+        again = Served(tmp_path, *port)
+        servers.append(again)
+        assert "again" in tail.stderr.readline()
+        again.run("publish", "t", "after")
+        assert json.loads(tail.stdout.readline())["payload"] == "after"
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(SAFETY_NET_SECONDS) == 0
+        assert again.stop() == 0
+    finally:
+        net.cancel()
+        for one in servers:
+            one.kill_started()
 
 
 def test_tail_stops_after_the_records_that_were_asked_for(served: Served, orders: str) -> None:

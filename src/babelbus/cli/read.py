@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from babelbus.cli.command import BusCommand, CommandError, complete, examples, json_option, max_option, partition_option
-from babelbus.cli.output import json_record, plural, print_json, print_line, show_record, until_interrupted
+from babelbus.cli.output import json_record, note, plural, print_json, print_line, show_record, until_interrupted
 from babelbus.cli.target import Target, clear_errors
 from babelbus.cli.target_options import bus_options
 from babelbus.cli.times import read_time
@@ -127,7 +127,8 @@ def tail(
 ) -> None:
     """Follow a topic: print its records as they arrive, until Ctrl-C.
 
-    A line is partition:offset, time, key if there is one, payload, and headers. A lost connection is opened again.
+    A line is partition:offset, time, key if there is one, payload, and headers. A lost connection is opened again,
+    for as long as it takes; standard error tells when it was lost, and when it is there again.
     """
     check_start(offset, timestamp)
     shown = _Shown()
@@ -210,9 +211,17 @@ async def _tail(
             await queue.put(error)
 
     arguments = target.client_arguments()
+    address = arguments["address"]
+
+    def tell(error: BabelbusError | None) -> None:
+        if error is None:
+            note(f"babelbus: connected to {address} again")
+        else:
+            note(f"babelbus: the connection to {address} is lost ({error}): trying again until Ctrl-C")
+
     async with AsyncExitStack() as stack:
-        with clear_errors(arguments["address"]):
-            client = await stack.enter_async_context(Client(**arguments))
+        with clear_errors(address):
+            client = await stack.enter_async_context(Client(**arguments, on_connection=tell))
         readers = [asyncio.create_task(read(client, span)) for span in spans]
         try:
             while count_max is None or shown.count < count_max:

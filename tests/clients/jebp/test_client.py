@@ -19,6 +19,7 @@ from babelbus.client import (
     BlockingClient,
     Client,
     ClientClosedError,
+    ClientError,
     ConnectionLostError,
     Flushed,
     Identity,
@@ -518,6 +519,20 @@ def test_a_publisher_and_a_follower_live_through_a_restart_of_the_server(tmp_pat
         await bus.start()
         await publisher
         assert await follower == [*PAYLOADS, *PAYLOADS]
+
+    with_bus(tmp_path, check)
+
+
+def test_a_program_is_told_when_its_connection_is_lost_and_when_it_is_there_again(tmp_path: Path) -> None:
+    async def check(bus: Bus, client: Client) -> None:
+        told: asyncio.Queue[ClientError | None] = asyncio.Queue()
+        async with bus.client(on_connection=told.put_nowait):
+            assert told.empty()
+            await bus.stop()
+            assert isinstance(await told.get(), ConnectionLostError)
+            await bus.start()
+            assert await told.get() is None
+        assert told.empty()  # who closes a client knows that
 
     with_bus(tmp_path, check)
 

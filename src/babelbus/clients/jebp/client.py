@@ -18,6 +18,7 @@ from babelbus.clients.jebp.batching import Batcher, Flushed, Position, cut_batch
 from babelbus.clients.jebp.calls import Calls
 from babelbus.clients.jebp.consumer import Consumer, Start
 from babelbus.clients.jebp.errors import (
+    ClientError,
     ConnectionLostError,
     NoRightsError,
     OutcomeUnknownError,
@@ -67,6 +68,8 @@ class Client(Reader):
         request_timeout_seconds: how long one request may go without an answer, reconnects and retries included.
         reconnect: whether a lost connection is made again, and requests that cannot do harm are sent again.
         reconnect_seconds_max: longest pause between two attempts; the first is 50 ms, each one doubles.
+        on_connection: called in the event loop with the error when the connection is lost, and with `None` when there
+            is a new one; it must not raise. Not called for the end of the client.
         bare_certificates: the server has the option `jebp_bare_certificates`.
         tracing: OpenTelemetry spans for `publish`, `emit`, `request` and handlers, and the trace context in headers.
             Needs `pip install babelbus[otel]`; raises `TracingUnavailableError` without it.
@@ -88,6 +91,7 @@ class Client(Reader):
         request_timeout_seconds: float = 30.0,
         reconnect: bool = True,
         reconnect_seconds_max: float = 5.0,
+        on_connection: Callable[[ClientError | None], None] | None = None,
         bare_certificates: bool = False,
         tracing: bool = False,
         clock: Clock | None = None,
@@ -111,6 +115,7 @@ class Client(Reader):
             timeout_seconds=request_timeout_seconds,
             reconnect=reconnect,
             reconnect_seconds_max=reconnect_seconds_max,
+            on_connection=on_connection,
         )
         self._batcher = Batcher(
             self._producer, self._clock, linger_seconds=linger_seconds, batch_bytes_max=batch_bytes_max

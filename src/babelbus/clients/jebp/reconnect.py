@@ -43,6 +43,7 @@ class Keeper:
         timeout_seconds: float,
         reconnect: bool,
         reconnect_seconds_max: float,
+        on_connection: Callable[[ClientError | None], None] | None = None,
     ) -> None:
         self.link: Link | None = None
         self.fingerprint = fingerprint
@@ -55,6 +56,7 @@ class Keeper:
         self._timeout_seconds = timeout_seconds
         self._reconnect = reconnect
         self._reconnect_seconds_max = reconnect_seconds_max
+        self._on_connection = on_connection
         self._lost: ClientError | None = None  # why there is no connection now
         self._entered = False
         self._opening: asyncio.Timeout | None = None
@@ -169,6 +171,8 @@ class Keeper:
         self.link, self._lost = None, error
         self._producer.disconnected()
         if self._reconnect and self.dead is None:
+            if self._on_connection is not None:
+                self._on_connection(error)
             self._reconnecting = asyncio.get_running_loop().create_task(self._try_again())
         else:
             self._die(error)
@@ -185,6 +189,8 @@ class Keeper:
                 # Also one that does not know us: a server that stops closes connections in the same way.
                 self._lost = error
             else:
+                if self._on_connection is not None:
+                    self._on_connection(None)
                 self._connected(link)
                 return
             await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311  # spreads clients, keeps no secret
