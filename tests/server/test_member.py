@@ -1,6 +1,7 @@
 """What a member of a cluster does in its event loop: it serves, and never waits there for NATS."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +81,18 @@ def test_a_member_says_why_it_serves_nobody_while_the_owner_ends(nats: NatsServe
             return (await reader.read()).decode()
 
     assert "reaches no owner of the cluster's data: the owner changes now" in asyncio.run(test())
+
+
+def test_a_member_whose_port_for_links_is_taken_does_not_start_and_never_owns_the_data(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = member(tmp_path, nats, "port")
+        cluster = msgspec.structs.replace(config.cluster, port=taken.getsockname()[1])
+        one = Member(msgspec.structs.replace(config, cluster=cluster))
+        with pytest.raises(OSError, match="in use"):
+            asyncio.run(one.run(asyncio.Event()))
+    assert not hasattr(one, "_ownership")  # it has not even asked NATS
 
 
 def test_a_member_whose_dead_owner_answers_nobody_goes_to_the_next_one_at_once(

@@ -129,6 +129,7 @@ class Member:
         try:
             files.make_folder(os.path.join(self.folder, CONF_NAME))
             self._tls = self._load_link_tls()
+            await self._check_link_port()
             jetstream = import_jetstream()
             self._ownership = jetstream.Ownership(self.config.jetstream, files, self.folder, self.clock, self.name)
             await self._open_edge()
@@ -147,6 +148,16 @@ class Member:
         finally:
             stopping.cancel()
             lock.close()
+
+    async def _check_link_port(self) -> None:
+        """Check that this member can listen for links: only an owner does, and an heir that cannot costs two moves.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        cluster = self.config.cluster
+        for one in await open_sockets(cluster.host, cluster.port):
+            one.close()
 
     @property
     def _lease(self) -> "Lease":
