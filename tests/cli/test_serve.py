@@ -80,7 +80,7 @@ def test_a_start_without_room_for_the_list_of_topics_says_what_to_do(
     monkeypatch.setattr(AccessLists, "write_topics", fail)
     result = CliRunner().invoke(program, ["serve", "--data-folder", str(tmp_path / "bus"), "--server-any-port"])
     assert result.exit_code == 1
-    advice = "writing the list of topics: No space left on device; make room there, or choose another folder"
+    advice = "No space left on device; make room there, or choose another folder"
     assert f"babelbus: {tmp_path / 'bus'}: {advice}" in result.output
 
 

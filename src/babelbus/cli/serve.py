@@ -155,8 +155,10 @@ def _explain(settings: Config, folder: str, error: OSError) -> str | None:
 def _explain_storage(folder: str, error: StorageError) -> str | None:
     """Return why the data folder cannot be used and what to do; `None` if the error is about something else."""
     cause = error.__cause__
-    advice = FOLDER_ADVICE.get(cause.errno or 0) if isinstance(cause, OSError) else None
-    return None if advice is None else f"{folder}: {error}; {advice}"
+    if not isinstance(cause, OSError):
+        return None
+    advice = FOLDER_ADVICE.get(cause.errno or 0)
+    return None if advice is None else f"{cause.filename or folder}: {cause.strerror}; {advice}"
 
 
 def _advice(settings: Config, problem: str) -> str:

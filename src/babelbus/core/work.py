@@ -107,12 +107,12 @@ class Writer:
         try:
             await self._run(self._prepare())
         except (OSError, StorageError) as failure:
-            error = failure if isinstance(failure, StorageError) else _refused(self.what, failure)
+            error = failure if isinstance(failure, StorageError) else _refused(failure)
         self.failing = error
         done.resolve(error)
 
 
-def _refused(what: str, failure: OSError) -> StorageError:
-    error = StorageError(f"writing {what}: {failure.strerror or failure}")
+def _refused(failure: OSError) -> StorageError:
+    error = StorageError(str(failure))
     error.__cause__ = failure  # whose number says what to do about a start that fails
     return error
