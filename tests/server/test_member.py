@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +12,14 @@ import pytest
 
 pytest.importorskip("nats", reason="clusters are not tested: the package nats-py is not installed")
 
-from babelbus.clock import SystemClock
 from babelbus.config import ClusterSettings, Config, JetstreamSettings, ZbusSettings
 from babelbus.core.access import SERVER
 from babelbus.core.transactions import PartRef
-from babelbus.link import edge
 from babelbus.records.format import encode_batch
 from babelbus.records.record import Record
 from babelbus.server.app import Server
 from babelbus.server.member import Member
 from babelbus.storage.jetstream.client import Nats
-from babelbus.storage.jetstream.lease import Held
-from tests.support.bus import SAFETY_NET_SECONDS, turns
 from tests.support.link import linked, until
 from tests.support.nats import NatsServer
 from tests.support.server import LiveServer, configure
@@ -70,8 +66,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_a_member_says_why_it_serves_nobody_while_the_owner_ends(nats: NatsServer, tmp_path: Path) -> None:
     async def test() -> str:
         async with linked("tcp") as both:
-            one = Member(member(tmp_path, nats, "ends"))
-            one._edge, one._owner, one._trouble = both.edge, "other", ""  # as a link to the owner leaves them
+            one: Any = Member(member(tmp_path, nats, "ends"))
+            one._edge = both.edge
+            one._owner_link = SimpleNamespace(trouble="")  # as a link to the owner leaves it
             both.edge.stand_in = lambda listener: one._waiting_room.make()
             both.edge.waiting.newcomers_max = 1
             both.core.stop_accepting()
@@ -93,51 +90,6 @@ def test_a_member_whose_port_for_links_is_taken_does_not_start_and_never_owns_th
         with pytest.raises(OSError, match="in use"):
             asyncio.run(one.run(asyncio.Event()))
     assert not hasattr(one, "_ownership")  # it has not even asked NATS
-
-
-def test_a_member_whose_dead_owner_answers_nobody_goes_to_the_next_one_at_once(
-    monkeypatch: pytest.MonkeyPatch, nats: NatsServer, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(edge, "WELCOME_SECONDS", 3600.0)
-
-    async def test() -> None:
-        dead, alive, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-        def silent(called: asyncio.Event) -> Callable[[], asyncio.Protocol]:
-            class Silent(asyncio.Protocol):
-                def data_received(self, data: bytes) -> None:
-                    called.set()
-
-                def connection_lost(self, error: Exception | None) -> None:
-                    lost.set()
-
-            return Silent
-
-        def lease(epoch: int, server: asyncio.Server) -> Held:
-            host, port = server.sockets[0].getsockname()
-            return Held("owner", "place", "host", 10.0, address=f"{host}:{port}", epoch=epoch)
-
-        loop = asyncio.get_running_loop()
-        async with (
-            await loop.create_server(silent(dead), "127.0.0.1") as first,
-            await loop.create_server(silent(alive), "127.0.0.1") as second,
-        ):
-            one: Any = Member(member(tmp_path, nats, "silent"))
-            one._loop, one._tls, one._edge = loop, None, edge.Edge("m", SystemClock())
-            one._ownership = SimpleNamespace(lease=SimpleNamespace(seen=lease(1, first), seen_count=0))
-            relaying = asyncio.ensure_future(one._relay())
-            await dead.wait()
-            one._look()  # it was alive when it renewed its lease, and may be yet
-            await turns(20)
-            assert not lost.is_set()
-            one._lease.seen = lease(2, second)
-            one._look()
-            async with asyncio.timeout(SAFETY_NET_SECONDS):
-                await alive.wait()
-            relaying.cancel()
-            await asyncio.wait([relaying])
-
-    asyncio.run(test())
 
 
 def stage(live: LiveServer, part: str, first_record: int, *payloads: bytes) -> None:

@@ -22,11 +22,10 @@ from babelbus.clock import Clock, SystemClock
 from babelbus.config import Config
 from babelbus.core.access import Identity
 from babelbus.errors import StorageError
-from babelbus.limited_log import LimitedLog
 from babelbus.link.client import EdgeListener
 from babelbus.link.core import CoreEnd
 from babelbus.link.edge import Edge
-from babelbus.link.frames import LINK_VERSION, Copy, LinkError, LinkRefusedError
+from babelbus.link.frames import LINK_VERSION, Copy
 from babelbus.link.security import LinkTls
 from babelbus.listening.certificates import Certificates
 from babelbus.listening.crowd import Crowd
@@ -38,6 +37,7 @@ from babelbus.server.copies import Gathering
 from babelbus.server.edge import FRONTS
 from babelbus.server.identities import bring_keys
 from babelbus.server.own_listeners import ADMIN, openings_of
+from babelbus.server.owner_link import OwnerLink
 from babelbus.server.stores import import_jetstream, in_daemon
 from babelbus.server.waiting_room import WaitingRoom
 from babelbus.storage.disk import LOCK_NAME
@@ -46,7 +46,7 @@ from babelbus.web.cluster import ClusterStatus, LinkLine, MemberLine
 from babelbus.web.errors import MoveRefusedError
 
 if TYPE_CHECKING:
-    from babelbus.storage.jetstream import Held, Lease, Ownership, Presence
+    from babelbus.storage.jetstream import Lease, Ownership, Presence
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,8 @@ WAITING_MAX = 1000
 """Clients that wait at a member for an owner."""
 WAITING_SECONDS = 20.0
 """How long each of them waits: longer than a lease."""
-CONNECT_AGAIN_SECONDS = 0.2
-LOOK_SECONDS = 1.0
 TAKE_AGAIN_SECONDS = 1.0
 """How soon a member tries again to own that could not open the streams."""
-SIGNS_OF_LIFE = 2
-"""Renewals of the lease that an owner whose link is lost has to show: one may have been on its way when it died."""
 CORE_MODULES = ("babelbus.web.admin", "babelbus.web.api", "babelbus.server.views", *LATE_MODULES)
 """Loaded by a core when it needs them."""
 
@@ -90,9 +86,6 @@ class Member:
         self.on_ended: Callable[[], None] = lambda: None
         """Called from another thread when the lease of this owner has ended: the process must end at once."""
         self._role, self._since_ms = "starting", self.clock.now_ms()
-        self._trouble = "it has not reached NATS so far"
-        """Why no clients are served."""
-        self._owner = ""
         self._edge: Edge | None = None
         self._waiting_room = WaitingRoom(self._why)
         self._crowd = Crowd(config.server)
@@ -102,15 +95,10 @@ class Member:
         """Those that an edge uses: of its listeners, and of its link."""
         self._heir: str | None = None
         self._given = asyncio.Event()
-        self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._ownership: Ownership
-        self._log = LimitedLog(log, self.clock)
+        self._owner_link: OwnerLink
         self._is_ready = False
-        self._linked: Held | None = None
-        """The lease of the owner that the edge was linked to last."""
-        self._renewals_at_loss = 0
-        """The count of renewals of the lease that were seen when the link was lost."""
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -132,6 +120,7 @@ class Member:
             await self._check_link_port()
             jetstream = import_jetstream()
             self._ownership = jetstream.Ownership(self.config.jetstream, files, self.folder, self.clock, self.name)
+            self._owner_link = OwnerLink(self._lease, self._tls, self.clock, self._welcome)
             await self._open_edge()
             try:
                 loading = self._loop.run_in_executor(None, _load_core)
@@ -173,18 +162,13 @@ class Member:
 
     def _connect(self) -> None:
         """Connect to NATS, and send to the other members that this one is there. Blocks."""
-        ownership, lease = self._ownership, self._ownership.lease
-        assert lease is not None, "cluster.enabled needs a lease"
+        ownership, lease = self._ownership, self._lease
         ownership.connect(self.name)
         import_jetstream().join(ownership, LocalFiles(), self.folder)
-        lease.on_seen.append(self._look)
+        lease.on_seen.append(self._owner_link.look)
         lease.on_ended.append(self._lose)
         ownership.patiently(lease.prepare)
         ownership.patiently(lambda: ownership.members.start(self._presence))
-
-    def _look(self) -> None:
-        """Call the relay to look at the lease again; in the thread of NATS."""
-        self._loop.call_soon_threadsafe(self._changed.set)
 
     def _leave(self) -> None:
         nats = self._ownership.nats
@@ -194,15 +178,16 @@ class Member:
 
     async def _live(self, stopping: asyncio.Task[bool]) -> None:
         """Run as an edge until the lease is free, as the owner until it is given away, and so on."""
-        lease = self._ownership.lease
-        assert lease is not None
         while True:
             self._set_role("member")
+            edge = self._edge
+            assert edge is not None
             try:
                 async with asyncio.TaskGroup() as group:  # an error of either ends the member
-                    relaying = [group.create_task(work) for work in (self._relay(), self._check_copies())]
+                    works = (self._owner_link.keep(edge), self._owner_link.check_copies(edge))
+                    linking = [group.create_task(work) for work in works]
                     is_owner = await self._or(stopping, self._acquire())
-                    for task in relaying:
+                    for task in linking:
                         task.cancel()
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
@@ -214,10 +199,7 @@ class Member:
 
     async def _acquire(self) -> None:
         """Wait until this member has the lease."""
-        lease = self._ownership.lease
-        assert lease is not None
-
-        await self._in_nats(self._ownership.wait_for(lease.acquire))
+        await self._in_nats(self._ownership.wait_for(self._lease.acquire))
 
     # -- the edge ----------------------------------------------------------------------------------------------------
 
@@ -257,7 +239,7 @@ class Member:
         return self._waiting_room.make() if listener == ADMIN else None
 
     def _why(self) -> str:
-        trouble = self._trouble or "the owner changes now"  # the link is there, and ends
+        trouble = self._owner_link.trouble or "the owner changes now"  # the link is there, and ends
         return f"member {self.name} reaches no owner of the cluster's data: {trouble}"
 
     async def _leave_edge(self) -> Edge:
@@ -282,96 +264,16 @@ class Member:
                 one.close()
 
     def _lose_link(self, reason: str) -> None:
-        if self._core is not None:  # its own core has closed the link of the clients that had waited
-            return
-        self._renewals_at_loss = self._lease.seen_count
-        self._trouble = f"the link to member {self._owner} is lost ({reason})"
-        log.warning("%s", self._trouble)
-        self._owner = ""
-        self._changed.set()
+        if self._core is None:  # else its own core has closed the link of the clients that had waited
+            self._owner_link.lose(reason)
 
-    async def _relay(self) -> None:
-        """Keep the edge linked to the owner that the lease names."""
-        lease, edge = self._ownership.lease, self._edge
-        assert lease is not None
-        assert edge is not None
-        self._linked = None
-        while True:
-            self._changed.clear()
-            held = lease.seen
-            linked: Held | None = self._linked
-            if edge.is_connected and linked is not None and not _is_same(held, linked):
-                edge.disconnect("another member owns the data")
-                self._owner = ""
-            if not edge.is_connected:
-                self._linked = await self._link(edge, held) or linked
-            seconds = LOOK_SECONDS if edge.is_connected else CONNECT_AGAIN_SECONDS
-            with contextlib.suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
-
-    async def _check_copies(self) -> None:
-        """Close the clients that wait for the next owner, once the last one shows that it lives: it has ended them.
-
-        A new link to it may take long to fail.
-        """
-        edge, lease = self._edge, self._lease
-        assert edge is not None
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            linked = self._linked
-            if linked is None or edge.is_connected or not _is_same(lease.seen, linked):
-                continue
-            if lease.seen_count - self._renewals_at_loss >= SIGNS_OF_LIFE:
-                edge.waiting.drop_copies(linked.epoch)
-
-    async def _link(self, edge: Edge, held: "Held | None") -> "Held | None":
-        """Connect the edge to an owner, and return the lease of the owner; `None` without a link."""
-        if held is None or held.released:
-            self._trouble = "no member owns the data now"
-            return None
-        if not held.address:
-            self._trouble = f"member {held.name} takes over now"
-            return None
-        host, _, port = held.address.rpartition(":")
-        tls = None if self._tls is None else self._tls.client
-        try:
-            await self._while_owned(held, edge.connect(host.strip("[]"), int(port), tls, held.key))
-        except (OSError, LinkError, LinkRefusedError, ValueError) as error:  # TimeoutError is an OSError
-            self._trouble = f"member {held.name} at {held.address}: {error or type(error).__name__}"
-            self._log.write(logging.WARNING, "link", "%s", self._trouble)
-            return None
-        self._owner, self._trouble = held.name, ""
-        log.info("clients are passed on to member %s at %s", held.name, held.address)
+    async def _welcome(self) -> None:
+        """Handle that the edge is linked to the owner: clients are served."""
         try:
             await self._in_thread(self._bring_keys)
         except (OSError, StorageError) as error:
             log.warning("the commands on this machine do not find the keys of the cluster: %s", error)
         self._note_ready()
-        return held
-
-    async def _while_owned(self, held: "Held", connecting: Coroutine[Any, Any, Any]) -> None:
-        """Wait for a connection, at most until another lease is seen: the machine of a dead owner answers nobody.
-
-        Raises:
-            OSError, LinkError, LinkRefusedError: the connection failed, or the lease has changed.
-        """
-        tasks = [self._loop.create_task(one) for one in (connecting, self._until_other(held))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        if tasks[0].cancelled():
-            raise ConnectionAbortedError("the lease has changed")
-        tasks[0].result()
-
-    async def _until_other(self, held: "Held") -> None:
-        """Wait until the lease is that of another owner; one that is renewed is the same."""
-        while _is_same(self._lease.seen, held):
-            self._changed.clear()
-            await self._changed.wait()
 
     def _bring_keys(self) -> None:
         """Write the keys of the cluster into the folder of this member, which belongs to the cluster from then on."""
@@ -384,10 +286,9 @@ class Member:
 
     async def _own(self, stopping: asyncio.Task[bool]) -> bool:
         """Run the core until the lease is given away; return whether this member goes on as an edge."""
-        lease = self._ownership.lease
-        assert lease is not None
+        lease = self._lease
         self._set_role("starting")
-        self._owner, self._trouble = self.name, f"member {self.name} takes over now"
+        self._owner_link.take_over(self.name)
         self._heir = None
         self._given.clear()
         began = self.clock.monotonic()
@@ -471,10 +372,8 @@ class Member:
             edge.disconnect()
 
     async def _release(self) -> None:
-        lease = self._ownership.lease
-        assert lease is not None
         try:
-            await self._in_nats(lease.release(self._heir or ""))
+            await self._in_nats(self._lease.release(self._heir or ""))
         except StorageError as error:
             log.warning("the lease ends by itself: %s", error)
 
@@ -490,8 +389,7 @@ class Member:
 
     def status(self) -> ClusterStatus:
         """Return what this owner knows of the cluster."""
-        ownership, lease, server = self._ownership, self._ownership.lease, self.server
-        assert lease is not None
+        ownership, lease, server = self._ownership, self._lease, self.server
         held, settings = lease.held, self.config.jetstream
         return ClusterStatus(
             self.name,
@@ -567,7 +465,7 @@ class Member:
             connections = sum(len(one) for one in server.connections().values())
         return import_jetstream().Presence(  # type: ignore[no-any-return]
             self.name, self._ownership.owner, socket.gethostname(), babelbus.__version__, LINK_VERSION, self._role,
-            self._since_ms, self._owner, self._ownership.nats.address, connections,
+            self._since_ms, self._owner_link.owner, self._ownership.nats.address, connections,
         )  # fmt: skip
 
     @property
@@ -624,8 +522,3 @@ def _freeze(_: object) -> None:
     """Call the cycle collector once, and let it pass over what is there by now: a take-over waits for neither."""
     gc.collect()
     gc.freeze()
-
-
-def _is_same(held: "Held | None", linked: "Held") -> bool:
-    """Return whether the owner of a link still owns the data."""
-    return held is not None and not held.released and (held.owner, held.epoch) == (linked.owner, linked.epoch)
