@@ -272,6 +272,24 @@ async def test_dead_letters_are_written_by_who_may_publish_to_their_sources() ->
 
 
 @in_loop
+async def test_who_may_set_values_writes_to_no_topic_of_dead_letters() -> None:
+    house = House(("alice", "write-state", "#"), ("alice", "subscribe", "#"))
+    house.bus.open_state()
+    for name in ("secret", "failed", "dead-letters/g", "plain"):
+        house.bus.topic(name)
+    house.broker.add_source("failed", "secret").result()
+    heard: list[Event] = []
+    house.broker.subscribe(EVERYTHING, heard.extend, house.alice)
+    state = house.broker.state_for(house.alice)
+    for key in ("failed", "dead-letters/g", "plain"):
+        state.set(key, b"1")
+    await state.commit("alice").wait()
+    assert [event.subject for event in heard] == ["failed", "dead-letters/g", "plain"]
+    ends = {topic.name: topic.partitions[0].next_offset for topic in house.broker.topics()}
+    assert (ends["failed"], ends["dead-letters/g"], ends["plain"]) == (0, 0, 1)
+
+
+@in_loop
 async def test_groups_of_one_name_on_topics_of_two_tenants_share_no_dead_letters() -> None:
     house = House(("alice", "*", "a/#"), ("bob", "*", "b/#"))
     for name in ("a/work", "b/work"):
