@@ -3,8 +3,11 @@
 import contextlib
 import logging
 import os
+import re
+import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +36,7 @@ from tests.support.eventmesh import AGENT, NEW
 from tests.support.eventmesh import frame as mesh_frame
 from tests.support.server import LiveServer, configure
 
+ROOT = Path(__file__).parents[2]
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 HELLO = mesh_frame(NEW, {"cmd": "HELLO_REQUEST", "seq": "1"}, AGENT)
 # The first request over each TCP listener with TLS, and how the answer begins.
@@ -134,6 +138,23 @@ def test_one_certificate_makes_every_listener_speak_tls_alone(
         }  # fmt: skip
         with live.caller():  # jebp as ever
             pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the commands of docs/security.md need openssl")
+def test_certificates_made_as_the_page_says_are_taken(tmp_path: Path) -> None:
+    commands = re.search(
+        r"^```\n(openssl .*?)^```", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert commands is not None
+    subprocess.run(["bash", "-ec", commands[1]], cwd=tmp_path, check=True, capture_output=True)
+    tls = TlsSettings(cert_file=str(tmp_path / "bus.example.pem"), key_file=str(tmp_path / "bus.example.key"))
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    with (
+        LiveServer(configure(tmp_path / "data", worterbuch=WorterbuchSettings(port=0), tls=tls)) as live,
+        connected(live, "worterbuch", client) as connection,
+    ):
+        ask(connection, "worterbuch")
 
 
 def call_grpc(channel: grpc.Channel) -> str:

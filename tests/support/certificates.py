@@ -19,8 +19,12 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         self._folder = folder
         self.path = folder / f"{name}.pem"
+        usage = x509.KeyUsage(
+            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
         made = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), critical=True)
-        self._write(self.path, made)
+        self._write(self.path, made.add_extension(usage, critical=True))
 
     def _builder(
         self, name: x509.Name, key: ec.EllipticCurvePrivateKey, last_day: datetime = datetime(2099, 1, 1)
@@ -33,6 +37,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(datetime(2020, 1, 1))
             .not_valid_after(last_day)
+            # From Python 3.13 on, a certificate without these two is refused.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
     def _write(self, path: Path, builder: x509.CertificateBuilder) -> None:

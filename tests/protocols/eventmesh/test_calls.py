@@ -60,6 +60,7 @@ async def test_the_first_call_over_tls_loads_the_authorities_of_the_system(
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
 
     authority = Authority(tmp_path)
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,6 +1,7 @@
 """What is queued for a database: bounded, in order, written together, and refused while the database is away."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +27,19 @@ from tests.support.postgres import PostgresServer
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'babelbus'"
 
 
+MADE: list[DatabaseStore] = []
+
+
+@pytest.fixture(autouse=True)
+def close_stores() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
 def make(url: str, **options: int) -> DatabaseStore:
-    return DatabaseStore(url, LocalFiles(), ManualClock(NOW), **options)
+    MADE.append(DatabaseStore(url, LocalFiles(), ManualClock(NOW), **options))
+    return MADE[-1]
 
 
 def open_log(folder: Path, **options: int) -> QueuedLog:
