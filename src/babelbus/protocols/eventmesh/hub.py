@@ -26,7 +26,7 @@ from babelbus.core.record import Event
 from babelbus.core.request import Key, Question, Reply, Request
 from babelbus.core.topic import ReservedTopicError, Topic
 from babelbus.core.work import Work
-from babelbus.metrics import Metrics
+from babelbus.metrics import Metrics, Traffic
 from babelbus.protocols.eventmesh.callers import PROTOCOL as PROTOCOL
 from babelbus.protocols.eventmesh.callers import Callers
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
@@ -118,6 +118,8 @@ class Hub:
         self.callers = callers
         self.clock = clock
         self.metrics = metrics
+        self.delivered: Traffic = metrics.live_delivered(PROTOCOL)
+        """Counts the events that clients were sent live."""
         self.settings = settings
         self.peers: dict[Peer, None] = {}
         self.stopping = False

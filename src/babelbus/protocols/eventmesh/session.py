@@ -440,6 +440,7 @@ class Session(contract.Session):
                 self._hub.metrics.live_dropped_total.labels(PROTOCOL, "too_large").inc()
             else:
                 self._send(push)
+                self._hub.delivered.inc(1, len(push))
 
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))

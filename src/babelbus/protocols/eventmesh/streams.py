@@ -284,6 +284,8 @@ class Stream:
                     done.append((member, delivery))
                 else:
                     self._live_bytes -= _weigh(payload, headers)
+                    if not more:  # a question has properties for its reply
+                        self._hub.delivered.inc(1, len(message))
             else:
                 break
             messages.append(message)

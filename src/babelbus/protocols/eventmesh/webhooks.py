@@ -217,7 +217,7 @@ class _Webhook:
             body = self._encode(event.payload, event.headers, {})
             for url, entry in self.entries.items():
                 if entry.mode == "BROADCASTING" and self._has_room():
-                    self._push_live(body, self._live_done, url)
+                    self._push_live(body, partial(self._event_done, len(body[1])), url)
 
     def _ask(self, question: Question) -> BabelbusError | None:
         if not self._has_room():
@@ -240,6 +240,13 @@ class _Webhook:
         size_bytes = len(push[1]) + PUSH_BYTES
         self._live_bytes += size_bytes
         self._push(push, partial(done, size_bytes), url, is_live=True)
+
+    def _event_done(self, form_bytes: int, size_bytes: int, error: str) -> None:
+        self._live_done(size_bytes, error)
+        if error:
+            self._owner.hub.metrics.live_dropped_total.labels(PROTOCOL, "failed").inc()
+        else:
+            self._owner.hub.delivered.inc(1, form_bytes)
 
     def _live_done(self, size_bytes: int, error: str) -> None:
         self._live_bytes -= size_bytes
