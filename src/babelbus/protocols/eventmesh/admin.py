@@ -12,7 +12,7 @@ from babelbus.core.work import Work, settled
 from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
-from babelbus.protocols.eventmesh.http import credentials_of
+from babelbus.protocols.eventmesh.http_requests import credentials_of
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
 from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.records import read_cloud_event

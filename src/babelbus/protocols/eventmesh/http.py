@@ -12,12 +12,27 @@ from babelbus.core.receipt import DONE, Promise, all_of
 from babelbus.core.record import Event
 from babelbus.core.request import Reply, Request
 from babelbus.core.work import Work, settled
-from babelbus.errors import UNREADABLE, BabelbusError
+from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.contract import Outbox
+from babelbus.protocols.eventmesh import http_requests as r
 from babelbus.protocols.eventmesh import messages as m
-from babelbus.protocols.eventmesh.callers import REFUSALS, Caller, Given
+from babelbus.protocols.eventmesh.callers import REFUSALS, Caller
 from babelbus.protocols.eventmesh.calls import TargetRefusedError
+from babelbus.protocols.eventmesh.http_requests import (
+    Beat,
+    CodedRequest,
+    HttpRefusedError,
+    credentials_of,
+    items_of,
+    query_of,
+    read_batch,
+    read_beats,
+    read_coded,
+    read_items,
+    read_object,
+    read_uri_body,
+)
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, without_correlation
 from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
@@ -34,49 +49,11 @@ from babelbus.protocols.eventmesh.webhooks import Webhooks
 from babelbus.units import MIB
 from babelbus.wire import http
 from babelbus.wire.browsers import BrowserGuard, Refusal
-from babelbus.wire.http import HttpError, encode_response, parse_form, parse_query, percent_decode
-
-SEND_SYNC = "101"
-BATCH = "102"
-SEND_ASYNC = "104"
-BATCH_V2 = "107"
-HEARTBEAT = "203"
-SUBSCRIBE = "206"
-UNSUBSCRIBE = "207"
-REPLY = "301"
-
-PUBLISHING = frozenset((SEND_SYNC, BATCH, SEND_ASYNC, BATCH_V2, REPLY))
-"""The codes of requests with a message in them."""
-
-SUCCESS = 0
-OVERLOAD = 1
-REQUESTCODE_INVALID = 2
-WAITING_RR_ERROR = 4
-HEADER_ERROR = 6
-BODY_ERROR = 7
-BODY_SIZE_ERROR = 8
-ASYNC_ERROR = 15
-REPLY_ERROR = 16
-BATCH_ERROR = 17
-RUNTIME_ERROR = 18
-SUBSCRIBE_ERROR = 19
-UNSUBSCRIBE_ERROR = 20
-HEARTBEAT_ERROR = 21
-ACL_ERROR = 22
-OVER_LIMIT_ERROR = 23
-
-SEED_CODES: Final = {
-    code: code - 1 if code in (8, 9, 10, 11, 12, 13, 14, 15, 16) else code - 2
-    for code in (8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22, 23)
-}
-"""The codes of servers up to 1.5 in place of those since 1.6, where the two differ (11.1)."""
+from babelbus.wire.http import HttpError, encode_response, percent_decode
 
 CHANGES_AT_ONCE = 100
-FIELDS_MAX = 256
 LISTS_BYTES_MAX = 4 * MIB
 """Longest body of a request that publishes nothing, as over TCP and gRPC: a list of a million topics is one."""
-BATCH_MAX = 10
-VERSIONS = ("1.0", "2.0")
 ANSWER_BYTES = 512
 """About the size of an answer that waits."""
 TTL_MS = 14_400_000
@@ -95,79 +72,6 @@ OTHER_NAMES: Final = (("bizseqno", "bizSeqNo"), ("uniqueid", "uniqueId"))
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
-_decode_items = msgspec.json.Decoder(list[SubscriptionItem | str]).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-class _Beat(msgspec.Struct, frozen=True):
-    topic: str
-    url: str
-
-
-class _BatchItem(msgspec.Struct):
-    topic: str
-    msg: str
-    bizSeqNo: str = ""  # noqa: N815 - the name on the wire
-    tag: str = ""
-    ttl: str | int = ""
-
-
-class _UriBody(msgspec.Struct):
-    """The body of a subscription by the URI API."""
-
-    url: str
-    topic: list[SubscriptionItem | str]
-    consumerGroup: str = "em-http-consumer"  # noqa: N815 - the name on the wire
-
-
-_decode_beats = msgspec.json.Decoder(list[_Beat]).decode
-_decode_batch = msgspec.json.Decoder(list[_BatchItem]).decode
-_decode_uri_body = msgspec.json.Decoder(_UriBody).decode
-
-
-class _RefusedError(BabelbusError):
-    """A request that is refused with a code of 11.1."""
-
-    def __init__(self, code: int, text: str, status: int = 200) -> None:
-        super().__init__(text)
-        self.code, self.text, self.status = code, text, status
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    """A request of the coded API."""
-
-    request: http.Request
-    code: str
-    fields: dict[str, str]
-    principal: Identity | None
-    """The principal of the client, while the gate is on."""
-
-    def identity(self, group: str) -> Identity:
-        """Return who asks: without the gate, the client is the group that it names."""
-        return self.principal or Identity(f"{PROTOCOL}:{group}", group, None)
-
-    def source(self, group: str) -> str:
-        """Return the source of what the client sends."""
-        return f"{PROTOCOL}:{group}" if self.principal is None else self.principal.source
-
-    def need(self, *names: str) -> str:
-        """Return a field by the first of its names that is there; a header may stand for a field.
-
-        Raises:
-            _RefusedError: the field is missing or empty.
-        """
-        found = self.get(*names)
-        if not found:
-            raise _RefusedError(BODY_ERROR, f"{names[0]} is missing")
-        return found
-
-    def get(self, *names: str) -> str:
-        """Return a field, empty if it is missing."""
-        for name in names:
-            found = self.fields.get(name) or self.request.headers.get(name.lower())
-            if found:
-                return found
-        return ""
 
 
 class WebSession(IdleSession):
@@ -240,24 +144,24 @@ class WebSession(IdleSession):
         try:
             path = request.path
             is_uri = path.startswith(URI_PREFIX)  # then no code matters
-            publishes = path.startswith(PUBLISH_PATH) if is_uri else request.headers.get("code") in PUBLISHING
+            publishes = path.startswith(PUBLISH_PATH) if is_uri else request.headers.get("code") in r.PUBLISHING
             if len(request.body) > LISTS_BYTES_MAX and not publishes:
                 text = f"the body has {len(request.body)} bytes, {LISTS_BYTES_MAX} is the limit of this request"
-                raise _RefusedError(BODY_SIZE_ERROR, text)
+                raise HttpRefusedError(r.BODY_SIZE_ERROR, text)
             if is_uri:
                 return self._uri(request, path, principal)
-            asked = _read(request, principal)
+            asked = read_coded(request, principal)
             pid = asked.get("pid")
             if pid and not (pid.isascii() and pid.isdigit()):
-                raise _RefusedError(HEADER_ERROR, "pid is no number")
+                raise HttpRefusedError(r.HEADER_ERROR, "pid is no number")
             handle = _HANDLERS.get(asked.code)
             if handle is None:
-                raise _RefusedError(REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
+                raise HttpRefusedError(r.REQUESTCODE_INVALID, f"request code {asked.code!r} is not served", 400)
             return handle(self, asked)
-        except _RefusedError as fault:
+        except HttpRefusedError as fault:
             answer = self._encode_result(request, fault.code, fault.text, status=fault.status)
         except InvalidMessageError as error:
-            answer = self._encode_error(request, error, BODY_ERROR)
+            answer = self._encode_error(request, error, r.BODY_ERROR)
         except BabelbusError as error:
             answer = self._encode_error(request, error)
         return DONE, lambda: answer
@@ -272,30 +176,25 @@ class WebSession(IdleSession):
 
     # -- the coded API -----------------------------------------------------------------------------------------------
 
-    def _send_async(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        failure = ASYNC_ERROR if asked.code == SEND_ASYNC else BATCH_ERROR
+    def _send_async(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
+        failure = r.ASYNC_ERROR if asked.code == r.SEND_ASYNC else r.BATCH_ERROR
         event, _ = self._event(asked)
         receipt = self._hub.publish_to(event.subject, [event], asked.principal)
         return receipt, lambda: self._encode_outcome(asked.request, receipt, failure)
 
-    def _send_batch(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        try:
-            items = _decode_batch(asked.need("contents"))
-        except UNREADABLE as error:
-            raise _RefusedError(BODY_ERROR, f"contents cannot be read: {error}") from None
-        if not 0 < len(items) <= BATCH_MAX:
-            raise _RefusedError(BODY_ERROR, f"a batch of {len(items)} messages, 1 to {BATCH_MAX} are taken")
+    def _send_batch(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
+        items = read_batch(asked)
         group = asked.need("producerGroup", "producergroup")
         events = []
         for item in items:
-            self._check_size(item.msg, HEADER_ERROR)
+            self._check_size(item.msg, r.HEADER_ERROR)
             properties = {"bizseqno": item.bizSeqNo, "tag": item.tag, "ttl": item.ttl, "producergroup": group}
             named = {name: value for name, value in properties.items() if value != ""}
             events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, asked.source(group))[0])
         receipt = self._hub.publish(events, asked.principal)
-        return receipt, lambda: self._encode_outcome(asked.request, receipt, BATCH_ERROR)
+        return receipt, lambda: self._encode_outcome(asked.request, receipt, r.BATCH_ERROR)
 
-    def _send_sync(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+    def _send_sync(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
         event, properties = self._event(asked)
         group = asked.need("producergroup")
         request = self._hub.ask(event, read_ttl(properties.get("ttl"), TTL_MS), asked.identity(group))
@@ -309,14 +208,14 @@ class WebSession(IdleSession):
         reply = request.reply
         if reply is None:
             assert request.error is not None
-            return self._encode_error(asked, request.error, WAITING_RR_ERROR)
+            return self._encode_error(asked, request.error, r.WAITING_RR_ERROR)
         text, encoding = text_body(reply.payload)
         properties = describe(dict(reply.headers))[0] | encoding
         message = {"topic": topic, "body": text, "properties": properties}
-        return self._encode_result(asked, SUCCESS, _encode(message).decode())
+        return self._encode_result(asked, r.SUCCESS, _encode(message).decode())
 
-    def _reply(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        fields = _object(asked.get("extFields", "extfields"))
+    def _reply(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
+        fields = read_object(asked.get("extFields", "extfields"))
         topic = asked.get("origtopic", "topic") or "reply"
         text = asked.get("content")
         event, properties = make_event(
@@ -324,15 +223,15 @@ class WebSession(IdleSession):
         )
         name = properties.get(CORRELATION, "")
         if not self._hub.respond(name, Reply(event.payload, without_correlation(event.headers)), asked.principal):
-            raise _RefusedError(REPLY_ERROR, "nobody waits for this reply")
-        return DONE, lambda: self._encode_result(asked.request, SUCCESS, "success")
+            raise HttpRefusedError(r.REPLY_ERROR, "nobody waits for this reply")
+        return DONE, lambda: self._encode_result(asked.request, r.SUCCESS, "success")
 
-    def _subscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        items = self._check_count(_read_items(asked.need("topic")))
+    def _subscribe(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
+        items = self._check_count(read_items(asked.need("topic")))
         group = asked.need("consumerGroup", "consumergroup")
         url, principal = asked.need("url"), asked.principal
         saved = self._save_webhook(group, items, url, asked.get("idc"), asked.get("pid"), principal)
-        return saved, lambda: self._encode_outcome(asked.request, saved, SUBSCRIBE_ERROR)
+        return saved, lambda: self._encode_outcome(asked.request, saved, r.SUBSCRIBE_ERROR)
 
     def _save_webhook(
         self,
@@ -349,21 +248,18 @@ class WebSession(IdleSession):
         except BabelbusError as error:
             return Promise.refused(error)
 
-    def _unsubscribe(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
-        topics = [item.topic for item in self._check_count(_read_items(asked.need("topic")))]
+    def _unsubscribe(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
+        topics = [item.topic for item in self._check_count(read_items(asked.need("topic")))]
         group = asked.need("consumerGroup", "consumergroup")
         url, principal = asked.need("url"), asked.principal
         saved = self._webhooks.unsubscribe(group, topics, url, asked.get("pid"), principal)
-        return saved, lambda: self._encode_outcome(asked.request, saved, UNSUBSCRIBE_ERROR)
+        return saved, lambda: self._encode_outcome(asked.request, saved, r.UNSUBSCRIBE_ERROR)
 
-    def _heartbeat(self, asked: _Asked) -> tuple[Promise, Callable[[], bytes]]:
+    def _heartbeat(self, asked: CodedRequest) -> tuple[Promise, Callable[[], bytes]]:
         if asked.get("clientType", "clienttype") != "SUB":
-            raise _RefusedError(BODY_ERROR, "clientType is SUB")
+            raise HttpRefusedError(r.BODY_ERROR, "clientType is SUB")
         group = asked.need("consumerGroup", "consumergroup")
-        try:
-            beats = _decode_beats(asked.need("heartbeatEntities", "heartbeatentities"))
-        except UNREADABLE as error:
-            raise _RefusedError(BODY_ERROR, f"heartbeatEntities cannot be read: {error}") from None
+        beats = read_beats(asked)
         known, principal = self._webhooks.beat, asked.principal
         unknown = [beat for beat in dict.fromkeys(beats) if not known(group, beat.topic, beat.url, principal)]
         try:  # before topics are made
@@ -372,28 +268,28 @@ class WebSession(IdleSession):
             done = Promise.refused(error)
         else:
             done = all_of([self._add_webhook(asked, group, beat) for beat in unknown])
-        return done, lambda: self._encode_outcome(asked.request, done, HEARTBEAT_ERROR)
+        return done, lambda: self._encode_outcome(asked.request, done, r.HEARTBEAT_ERROR)
 
-    def _add_webhook(self, asked: _Asked, group: str, beat: _Beat) -> Promise:
+    def _add_webhook(self, asked: CodedRequest, group: str, beat: Beat) -> Promise:
         """Subscribe a webhook that sends heartbeats and is not known (4.7)."""
         item, idc, pid = SubscriptionItem(beat.topic), asked.get("idc"), asked.get("pid")
         saved = self._save_webhook(group, [item], beat.url, idc, pid, asked.principal)
         saved.when_done(partial(self._beat_again, group, beat, asked.principal))
         return saved
 
-    def _beat_again(self, group: str, beat: _Beat, principal: Identity | None, _: Promise) -> None:
+    def _beat_again(self, group: str, beat: Beat, principal: Identity | None, _: Promise) -> None:
         self._webhooks.beat(group, beat.topic, beat.url, principal)
 
-    def _event(self, asked: _Asked) -> tuple[Event, dict[str, str]]:
+    def _event(self, asked: CodedRequest) -> tuple[Event, dict[str, str]]:
         """Return the event that a publication or a request carries, and its properties."""
         headers = asked.request.headers
         group = asked.need("producergroup")
         content = asked.need("content", "msg")
-        self._check_size(content, BODY_ERROR if asked.code == SEND_SYNC else BODY_SIZE_ERROR)
+        self._check_size(content, r.BODY_ERROR if asked.code == r.SEND_SYNC else r.BODY_SIZE_ERROR)
         if headers.get("protocoltype") == m.CLOUD_EVENT:
             return read_cloud_event(content.encode(), asked.source(group))
         given = asked.fields
-        named = _object(asked.get("extFields", "extfields"))
+        named = read_object(asked.get("extFields", "extfields"))
         own = {name: text for name in EVENT_FIELDS if (text := given.get(name) or headers.get(name))}
         for name, other in OTHER_NAMES:
             if name not in own and given.get(other):
@@ -402,10 +298,10 @@ class WebSession(IdleSession):
         identifier = own.get("uniqueid") or str(self._hub.next_number())
         return make_event(asked.need("topic"), content, identifier, named, asked.source(group))
 
-    def _check_size(self, content: str, code: int = BODY_SIZE_ERROR) -> None:
+    def _check_size(self, content: str, code: int = r.BODY_SIZE_ERROR) -> None:
         limit = self._hub.settings.content_bytes_max
         if len(content) > limit or len(content.encode()) > limit:
-            raise _RefusedError(code, f"event size exceeds the limit: {limit}")
+            raise HttpRefusedError(code, f"event size exceeds the limit: {limit}")
 
     # -- the URI API -------------------------------------------------------------------------------------------------
 
@@ -414,15 +310,15 @@ class WebSession(IdleSession):
             return self._publish_uri(request, path, principal)
         action = path.removeprefix(URI_PREFIX).rstrip("/")
         if action in ("subscribe/local", "subscribe/remote"):
-            body = _read_uri_body(request)
-            items = _items(self._check_count(body.topic))
+            body = read_uri_body(request)
+            items = items_of(self._check_count(body.topic))
             saved = self._save_webhook(body.consumerGroup, items, body.url, principal=principal)
-            return saved, lambda: self._encode_outcome(request, saved, SUBSCRIBE_ERROR)
+            return saved, lambda: self._encode_outcome(request, saved, r.SUBSCRIBE_ERROR)
         if action in ("unsubscribe/local", "unsubscribe/remote"):
-            body = _read_uri_body(request)
-            topics = [item.topic for item in _items(self._check_count(body.topic))]
+            body = read_uri_body(request)
+            topics = [item.topic for item in items_of(self._check_count(body.topic))]
             saved = self._webhooks.unsubscribe(body.consumerGroup, topics, body.url, "", principal)
-            return saved, lambda: self._encode_outcome(request, saved, UNSUBSCRIBE_ERROR)
+            return saved, lambda: self._encode_outcome(request, saved, r.UNSUBSCRIBE_ERROR)
         if action in ("topic/create", "topic/delete"):
             return self._change_topics(request, action, principal)
         if action == "subscrition/query":
@@ -430,8 +326,8 @@ class WebSession(IdleSession):
             if principal is not None and principal.root is not None:
                 entries = [msgspec.structs.replace(one, topic=principal.relative(one.topic)) for one in entries]
             found = _encode(entries).decode()
-            return DONE, lambda: self._encode_result(request, SUCCESS, found)
-        raise _RefusedError(REQUESTCODE_INVALID, f"no such path: {path[:100]}", 404)
+            return DONE, lambda: self._encode_result(request, r.SUCCESS, found)
+        raise HttpRefusedError(r.REQUESTCODE_INVALID, f"no such path: {path[:100]}", 404)
 
     def _publish_uri(
         self, request: http.Request, path: str, principal: Identity | None
@@ -439,11 +335,11 @@ class WebSession(IdleSession):
         try:
             topic = percent_decode(path.removeprefix(PUBLISH_PATH)).strip("/") or DEFAULT_TOPIC
         except HttpError as error:
-            raise _RefusedError(BODY_ERROR, str(error)) from None
+            raise HttpRefusedError(r.BODY_ERROR, str(error)) from None
         try:
             text = request.body.decode()
         except UnicodeDecodeError:
-            raise _RefusedError(BODY_ERROR, "the body is no UTF-8") from None
+            raise HttpRefusedError(r.BODY_ERROR, "the body is no UTF-8") from None
         self._check_size(text)
         given = request.headers
         group = given.get("producergroup") or "em-http-producer"
@@ -454,32 +350,32 @@ class WebSession(IdleSession):
         source = f"{PROTOCOL}:{group}" if principal is None else principal.source
         event, _ = make_event(topic, text, number, more | named, source, content_type, m.HTTP)
         receipt = self._hub.publish_to(topic, [event], principal)
-        return receipt, lambda: self._encode_outcome(request, receipt, ASYNC_ERROR)
+        return receipt, lambda: self._encode_outcome(request, receipt, r.ASYNC_ERROR)
 
     def _change_topics(
         self, request: http.Request, action: str, principal: Identity | None
     ) -> tuple[Promise, Callable[[], bytes]]:
-        text = text_of(_object(request.body).get("topic", ""))
+        text = text_of(read_object(request.body).get("topic", ""))
         names = self._check_count(text.split(";", self._hub.settings.subscriptions_max))
         if not all(names):
-            raise _RefusedError(BODY_ERROR, "topic is missing")
+            raise HttpRefusedError(r.BODY_ERROR, "topic is missing")
         create, remove = self._hub.create_topic, self._hub.remove_topic
 
         def change(name: str) -> Promise:
             return Work(create(name, principal)) if action == "topic/create" else remove(name, principal)
 
         changed = Work(_change_each(names, change))
-        return changed, lambda: self._encode_outcome(request, changed, RUNTIME_ERROR)
+        return changed, lambda: self._encode_outcome(request, changed, r.RUNTIME_ERROR)
 
     def _check_count(self, items: list[T]) -> list[T]:
         """Return a list that one request may have: each item of it takes its time, and room.
 
         Raises:
-            _RefusedError: it is too long.
+            HttpRefusedError: it is too long.
         """
         limit = self._hub.settings.subscriptions_max
         if len(items) > limit:
-            raise _RefusedError(BODY_ERROR, f"more than {limit} topics are named, which is the limit")
+            raise HttpRefusedError(r.BODY_ERROR, f"more than {limit} topics are named, which is the limit")
         return items
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -489,27 +385,27 @@ class WebSession(IdleSession):
             return self._encode_success(request)
         return self._encode_error(request, promise.error, failure)
 
-    def _encode_error(self, request: http.Request, error: BabelbusError, failure: int = RUNTIME_ERROR) -> bytes:
+    def _encode_error(self, request: http.Request, error: BabelbusError, failure: int = r.RUNTIME_ERROR) -> bytes:
         text = str(error) if self._caller is None else self._caller.principal.relative_text(str(error))
         if isinstance(error, TargetRefusedError):
-            failure, text = BODY_ERROR, f"invalid URL: {error}"
+            failure, text = r.BODY_ERROR, f"invalid URL: {error}"
         elif isinstance(error, AccessRefusedError | InvalidProofError):
-            failure = ACL_ERROR
+            failure = r.ACL_ERROR
         elif isinstance(error, TooManyProofsError):
-            failure = OVERLOAD
+            failure = r.OVERLOAD
         elif isinstance(error, QuotaExceededError):
-            failure = OVER_LIMIT_ERROR
+            failure = r.OVER_LIMIT_ERROR
         return self._encode_result(request, failure, text)
 
     def _encode_success(self, request: http.Request) -> bytes:
         """Encode the answer to each publication; its head repeats, because its time has 13 digits until 2286."""
         code = request.headers.get("code", "")
         if code not in _HANDLERS or request.path.startswith(URI_PREFIX):
-            return self._encode_result(request, SUCCESS, "success")
+            return self._encode_result(request, r.SUCCESS, "success")
         key = code, request.keep_alive, request.version
         head = self._success_heads.get(key)
         if head is None:
-            answer = self._encode_result(request, SUCCESS, "success")
+            answer = self._encode_result(request, r.SUCCESS, "success")
             self._success_heads[key] = answer[: answer.index(b"\r\n\r\n") + 4]
             return answer
         return b'%b{"retCode":0,"retMsg":"success","resTime":%d}' % (head, self._hub.clock.now_ms())
@@ -517,7 +413,7 @@ class WebSession(IdleSession):
     def _encode_result(self, request: http.Request, code: int, text: str, *, status: int = 200) -> bytes:
         is_uri = request.path.startswith(URI_PREFIX)
         if self._hub.settings.retcodes == "seed":
-            code = SEED_CODES.get(code, code)
+            code = r.SEED_CODES.get(code, code)
         result: dict[str, Any] = {"retCode": code, "retMsg": text, "resTime": self._hub.clock.now_ms()}
         headers = [("content-type", JSON if is_uri else PLAIN), *self._webhooks.cluster.items()]
         if is_uri:
@@ -525,20 +421,20 @@ class WebSession(IdleSession):
             if code:
                 result["retMessage"] = text
         else:
-            code_asked = request.headers.get("code") or dict(_query(request)).get("code", "")
+            code_asked = request.headers.get("code") or dict(query_of(request)).get("code", "")
             headers.append(("code", code_asked if code_asked.isascii() and code_asked.isprintable() else ""))
         return encode_response(status, headers, _encode(result), keep_alive=request.keep_alive, version=request.version)
 
 
-_HANDLERS: Final[dict[str, Callable[[WebSession, _Asked], tuple[Promise, Callable[[], bytes]]]]] = {
-    SEND_ASYNC: WebSession._send_async,
-    SEND_SYNC: WebSession._send_sync,
-    BATCH: WebSession._send_batch,
-    BATCH_V2: WebSession._send_async,
-    HEARTBEAT: WebSession._heartbeat,
-    SUBSCRIBE: WebSession._subscribe,
-    UNSUBSCRIBE: WebSession._unsubscribe,
-    REPLY: WebSession._reply,
+_HANDLERS: Final[dict[str, Callable[[WebSession, CodedRequest], tuple[Promise, Callable[[], bytes]]]]] = {
+    r.SEND_ASYNC: WebSession._send_async,
+    r.SEND_SYNC: WebSession._send_sync,
+    r.BATCH: WebSession._send_batch,
+    r.BATCH_V2: WebSession._send_async,
+    r.HEARTBEAT: WebSession._heartbeat,
+    r.SUBSCRIBE: WebSession._subscribe,
+    r.UNSUBSCRIBE: WebSession._unsubscribe,
+    r.REPLY: WebSession._reply,
 }
 """No methods of one session: they would hold it, and what it has received, until the cycle collector runs."""
 
@@ -557,85 +453,3 @@ async def _change_each(names: Sequence[str], change: Callable[[str], Promise]) -
             errors.append(some.error)
     if errors:
         raise errors[0]
-
-
-def credentials_of(request: http.Request) -> Given:
-    """Return the credentials of a request; they come in its head alone, because logs have URLs."""
-    headers = request.headers
-    return Given(_utf_8(headers.get("username", "")), _utf_8(headers.get("passwd", "")), headers.get("token", ""))
-
-
-def _utf_8(value: str) -> str:
-    return value if value.isascii() else value.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def _read(request: http.Request, principal: Identity | None) -> _Asked:
-    """Read a request of the coded API.
-
-    Raises:
-        _RefusedError: it cannot be read.
-    """
-    if request.headers.get("version", "1.0") not in VERSIONS:
-        raise _RefusedError(REQUESTCODE_INVALID, "version is neither 1.0 nor 2.0", 400)
-    try:
-        if request.method == "GET":
-            fields = dict(parse_query(request.query))
-            return _Asked(request, fields.get("code", ""), fields, principal)
-        fields = _read_form(request.body)
-    except (HttpError, ValueError) as error:
-        raise _RefusedError(RUNTIME_ERROR, f"the fields cannot be read: {error}", 500) from None
-    return _Asked(request, request.headers.get("code", ""), fields, principal)
-
-
-def _read_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form (4.1).
-
-    Raises:
-        ValueError: the form is not UTF-8 and would be stored with other characters, or has too many fields.
-    """
-    return dict(parse_form(body.decode(), FIELDS_MAX, "strict"))
-
-
-def _query(request: http.Request) -> list[tuple[str, str]]:
-    """Return the pairs of a query; a query that cannot be read has none."""
-    try:
-        return list(parse_query(request.query))
-    except (HttpError, ValueError):
-        return []
-
-
-def _read_items(text: str) -> list[SubscriptionItem]:
-    """Return the topics of a subscription: a JSON list, or the name of one topic."""
-    if not text.startswith("["):
-        return [SubscriptionItem(text)]
-    try:
-        return _items(_decode_items(text))
-    except UNREADABLE as error:
-        raise _RefusedError(BODY_ERROR, f"topic cannot be read: {error}") from None
-
-
-def _items(found: Sequence[SubscriptionItem | str]) -> list[SubscriptionItem]:
-    if not found:
-        raise _RefusedError(BODY_ERROR, "topic is missing")
-    return [SubscriptionItem(item) if isinstance(item, str) else item for item in found]
-
-
-def _object(text: str | bytes) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        return _decode_object(text)
-    except UNREADABLE as error:
-        raise _RefusedError(BODY_ERROR, f"a field is no JSON object: {error}") from None
-
-
-def _read_uri_body(request: http.Request) -> _UriBody:
-    try:
-        if "form" in request.headers.get("content-type", ""):
-            fields = _read_form(request.body)
-            return _UriBody(
-                fields["url"], list(_read_items(fields["topic"])), fields.get("consumerGroup", "em-http-consumer")
-            )
-        return _decode_uri_body(request.body)
-    except (KeyError, ValueError, *UNREADABLE) as error:
-        raise _RefusedError(BODY_ERROR, f"the body cannot be read: {error}") from None
