@@ -86,7 +86,7 @@ def test_a_webhook_that_does_not_answer_is_given_up_and_others_go_on(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setattr(f"{MODULE}.calls.CALL_SECONDS", 0.2)
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.01)
     monkeypatch.setattr(f"{MODULE}.webhooks.RETRIES_MAX", 1)
     group = f"hangs{len(answer)}"
 
@@ -106,7 +106,7 @@ def test_a_webhook_that_does_not_answer_is_given_up_and_others_go_on(
 def test_a_push_that_takes_longer_than_the_time_for_acknowledgements_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 1.5)  # beyond a lease, and the wait behind its end
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 1.5)  # beyond a lease, and the wait behind its end
     with serving(tmp_path, ack_seconds=0.05) as (live, web), Hook((500, b"", {})) as hook:
         subscribe(web, hook, "long", "long")
         publish(web, "long", "x")
@@ -125,7 +125,7 @@ def test_a_push_that_takes_longer_than_the_time_for_acknowledgements_is_not_begu
 def test_a_webhook_that_speaks_no_http_gets_the_message_again_and_then_no_more(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.01)
     group = f"babble{len(answer)}"
 
     def serve(connection: socket.socket) -> None:
@@ -144,7 +144,7 @@ def test_a_webhook_that_speaks_no_http_gets_the_message_again_and_then_no_more(
 def test_the_answer_of_a_webhook_may_end_with_its_connection(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, body: bytes, is_taken: bool
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.01)
     group = f"until-close-{body.decode()[11:12]}"
     heard: list[str] = []
 
@@ -171,7 +171,7 @@ def test_the_answer_of_a_webhook_may_end_with_its_connection(
 def test_a_webhook_with_a_certificate_of_its_own_making_gets_nothing(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.01)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*Authority(tmp_path).issue("webhook"))
     heard: list[bytes] = []
@@ -243,7 +243,7 @@ def test_a_webhook_at_a_private_address_is_refused_when_it_subscribes(
 def test_a_name_that_no_resolver_takes_is_an_error_of_the_call(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.01)
     assert subscribe_url(web, f"http://{'x' * 80}.example/", "label", "label")["retCode"] == 0
     publish(web, "label", "x")
     live.until(lambda: is_dead(live, "label"))
@@ -264,7 +264,7 @@ def test_no_event_sets_the_framing_of_a_push(live: LiveServer, web: HttpClient) 
 def test_a_webhook_that_was_unsubscribed_gets_no_retry(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.0)
     topic = f"left/{mode}"
     answered = threading.Event()
 
@@ -293,7 +293,7 @@ def test_a_webhook_that_was_unsubscribed_gets_no_retry(
 def test_a_webhook_that_hangs_holds_a_bound_of_events_and_gets_events_again_later(
     live: LiveServer, web: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{MODULE}.webhooks.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(f"{MODULE}.webhook_codec.RETRY_SECONDS", 0.0)
     monkeypatch.setattr(f"{MODULE}.calls.CALL_SECONDS", SAFETY_NET_SECONDS)
     answers = threading.Event()
     events: list[bytes] = []

@@ -144,7 +144,7 @@ def test_a_group_of_webhooks_takes_turns_and_broadcasting_reaches_all(web: HttpC
 def test_a_push_that_may_be_repeated_is_repeated(
     web: HttpClient, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
-    monkeypatch.setattr("babelbus.protocols.eventmesh.webhooks.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("babelbus.protocols.eventmesh.webhook_codec.RETRY_SECONDS", 0.01)
     topic = f"http/again{answer[0]}{answer[1].decode()[-2:-1]}"
     with Hook(answer, answer, (429, b"", {"retry-after": "0"})) as hook:
         subscribe(web, hook, topic, "g")
@@ -193,7 +193,7 @@ def test_private_addresses_are_called_only_where_a_setting_names_them(tmp_path: 
         HttpClient(live.server.addresses["eventmesh-http"]) as web,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("babelbus.protocols.eventmesh.webhooks.RETRY_SECONDS", 0.01)
+        patch.setattr("babelbus.protocols.eventmesh.webhook_codec.RETRY_SECONDS", 0.01)
         hook = stack.enter_context(Hook())
         subscribe(web, hook, "hidden", "g")
         publish(web, "hidden", "x")

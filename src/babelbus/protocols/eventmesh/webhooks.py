@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,7 +23,7 @@ from babelbus.core.request import STOPS, Question, reads_too_slowly
 from babelbus.core.router import Subscription as Live
 from babelbus.core.subject import check_topic_name, exactly
 from babelbus.core.work import Work, settled
-from babelbus.errors import UNREADABLE, BabelbusError
+from babelbus.errors import BabelbusError
 from babelbus.identities.errors import InvalidProofError
 from babelbus.protocols.eventmesh.callers import PROVE_NOTHING
 from babelbus.protocols.eventmesh.calls import (
@@ -36,17 +36,20 @@ from babelbus.protocols.eventmesh.calls import (
 )
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub, correlation
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
-from babelbus.protocols.eventmesh.records import encode_content
+from babelbus.protocols.eventmesh.webhook_codec import (
+    PUSH_ASYNC,
+    PUSH_SYNC,
+    Push,
+    encode_head,
+    encode_push,
+    read_answer,
+)
 from babelbus.records.record import Headers
 from babelbus.storage.notes import Note
 from babelbus.units import MIB
-from babelbus.wire.http import Response
 
 log = logging.getLogger(__name__)
 
-PUSH_ASYNC = "105"
-PUSH_SYNC = "106"
-RETRY_SECONDS = 3.0
 RETRIES_MAX = 3
 PUSHES_MAX = 4 * CONNECTIONS_MAX
 """Messages of a group and topic that webhooks have at a time: a webhook that hangs keeps no more from other members."""
@@ -60,18 +63,6 @@ WEBHOOK_BYTES_MAX = 8192
 """Most bytes of UTF-8 of the URL, `idc` and `pid` of a webhook: pushes and the note repeat them."""
 WEBHOOKS_BYTES_MAX = 4 * MIB
 """Most bytes of UTF-8 of all texts of the webhooks of one principal: each change writes the note of all of them."""
-TAKEN = (200, 201, 202, 204)
-NOT_RETRIED = (410, 415)
-RETCODE_RETRY = (2, 5)
-RETCODE_FAIL = 3
-OWN_FIELDS = frozenset(
-    ("code", "connection", "content-length", "content-type", "expect", "host", "keep-alive", "language", "te",
-     "trailer", "transfer-encoding", "upgrade", "version")
-)  # fmt: skip
-"""Header fields of a push that no event may set: a second length would hide a request in the body."""
-
-_decode_answer = msgspec.json.Decoder(dict[str, object]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -201,7 +192,7 @@ class _Webhook:
         member = self.member
         assert member is not None
         for delivery in self._owner.hub.fresh(member, deliveries):
-            body = self._encode(delivery.payload, delivery.headers, {})
+            body = self._encode(delivery.payload, delivery.headers)
             self._push(body, partial(self._done, member, delivery.without_content()))
 
     def _done(self, member: Member, delivery: Delivery, error: str) -> None:
@@ -214,7 +205,7 @@ class _Webhook:
 
     def _broadcast(self, events: Sequence[Event]) -> None:
         for event in events:
-            body = self._encode(event.payload, event.headers, {})
+            body = self._encode(event.payload, event.headers)
             for url, entry in self.entries.items():
                 if entry.mode == "BROADCASTING" and self._has_room():
                     self._push_live(body, partial(self._event_done, len(body[1])), url)
@@ -235,7 +226,7 @@ class _Webhook:
             return False
         return True
 
-    def _push_live(self, push: tuple[dict[str, str], bytes], done: Callable[[int, str], None], url: str = "") -> None:
+    def _push_live(self, push: Push, done: Callable[[int, str], None], url: str = "") -> None:
         """Send an event or a question."""
         size_bytes = len(push[1]) + PUSH_BYTES
         self._live_bytes += size_bytes
@@ -258,25 +249,14 @@ class _Webhook:
         if error:
             self._owner.hub.forget([name], "have failed")
 
-    def _encode(self, payload: bytes | None, headers: Headers, more: dict[str, str]) -> tuple[dict[str, str], bytes]:
-        """Return headers and form of a push."""
-        topic = self._owner.hub.callers.of_name(self.principal).relative(self.topic)
-        flavour, content, properties = encode_content(topic, payload, headers, more)
-        number = str(self._owner.hub.next_number())
-        form = urlencode({
-            "content": content,
-            "bizseqno": properties.get("bizseqno") or number.rjust(20, "0"),
-            "uniqueId": properties.get("uniqueid") or number.rjust(20, "0"),
-            "randomNo": number,
-            "topic": topic,
-            "extFields": _encode(properties).decode(),
-        }).encode()  # fmt: skip
-        fields = {name: text for name, text in properties.items() if _is_field(name, text)} if flavour == "http" else {}
-        return fields | {"protocoltype": flavour}, form
+    def _encode(self, payload: bytes | None, headers: Headers, more: dict[str, str] | None = None) -> Push:
+        hub = self._owner.hub
+        topic = hub.callers.of_name(self.principal).relative(self.topic)
+        return encode_push(topic, payload, headers, more or {}, str(hub.next_number()))
 
     def _push(
         self,
-        push: tuple[dict[str, str], bytes],
+        push: Push,
         done: Callable[[str], None],
         url: str = "",
         attempt: int = 0,
@@ -299,12 +279,12 @@ class _Webhook:
             return chosen in self.entries and self._is_granted(is_live=is_live)
 
         call = self._owner.calls.call(
-            "POST", chosen, [*self._owner.head(self._code), *fields.items()], form, is_granted
+            "POST", chosen, [*encode_head(self._code, self._owner.cluster), *fields.items()], form, is_granted
         )
 
         def answered(call: Promise) -> None:
             assert isinstance(call, Call)
-            error, delay = read_answer(call)
+            error, delay = read_answer(call.response, call.error)
             if not error or delay is None:
                 done(error)
             elif attempt >= RETRIES_MAX:
@@ -313,38 +293,6 @@ class _Webhook:
                 self._owner.later(delay, lambda: self._push(push, done, url, attempt + 1, is_live=is_live))
 
         call.when_done(answered)
-
-
-def read_answer(call: Call) -> tuple[str, float | None]:
-    """Return why a webhook did not take a message, and after how many seconds to try again; `None` for never."""
-    response = call.response
-    if response is None:
-        return str(call.error), RETRY_SECONDS
-    if response.status in TAKEN:
-        code = _retcode(response)
-        if code in RETCODE_RETRY:
-            return f"the webhook answered retCode {code}", RETRY_SECONDS
-        return ("the webhook answered retCode 3" if code == RETCODE_FAIL else ""), None
-    text = f"the webhook answered {response.status}"
-    if response.status in NOT_RETRIED:
-        return text, None
-    after = response.headers.get("retry-after", "")
-    if response.status == 429 and after.isascii() and after.isdigit():
-        return text, min(float(after), EXPIRE_SECONDS)
-    return text, RETRY_SECONDS
-
-
-def _retcode(response: Response) -> object:
-    """Return the code of an answer, `None` if it has no code: Go's examples answer with an empty body (5.2)."""
-    try:
-        return _decode_answer(response.body).get("retCode")
-    except UNREADABLE:
-        return None
-
-
-def _is_field(name: str, text: str) -> bool:
-    is_plain = name.isascii() and name.replace("-", "").isalnum() and text.isascii() and text.isprintable()
-    return is_plain and name.lower() not in OWN_FIELDS
 
 
 class Webhooks:
@@ -571,11 +519,6 @@ class Webhooks:
         return self._writer.write()
 
     # -- pushes ------------------------------------------------------------------------------------------------------
-
-    def head(self, code: str) -> list[tuple[str, str]]:
-        """Return the headers of every push."""
-        return [("content-type", "application/x-www-form-urlencoded; charset=UTF-8"), ("code", code),
-                ("language", "PYTHON"), ("version", "1.0"), *self.cluster.items()]  # fmt: skip
 
     def acknowledge(self, member: Member, delivery: Delivery) -> None:
         """Acknowledge a delivery, together with what else this turn brings."""
