@@ -35,11 +35,11 @@ from babelbus.protocols.registry import SERVICES, TRANSIENT_KEYS, read_value
 from babelbus.protocols.service import CONF_NAME, Service, ServiceContext
 from babelbus.server.access import AccessLists, ClientEntry, source_of
 from babelbus.server.administration import Administration
+from babelbus.server.figures import watch_broker, watch_cluster
 from babelbus.server.identities import SharedKeys, prepare_identities
 from babelbus.server.loop_watch import LoopWatch
 from babelbus.server.stores import DATABASE_NAME, Stores, import_jetstream, in_daemon
 from babelbus.server.topic_list import TopicList
-from babelbus.storage.contract import PartitionLog
 from babelbus.storage.disk import LOCK_NAME
 from babelbus.storage.files import FOLDER_MODE, File, FileSystem, LocalFiles
 from babelbus.storage.notes import MEMBERSHIP_NAME
@@ -283,7 +283,7 @@ class Server:
         self.broker.on_topics_changed = self._note_topic
         await self.topic_list.write().wait()
         await asyncio.get_running_loop().run_in_executor(None, self.broker.erase_removed)
-        self._watch_broker()
+        watch_broker(self.metrics, self.broker)
 
     async def _open_gate(self, engine: Literal["disk", "jetstream"]) -> None:
         """Open the table of access, take in the lists of clients, and apply the table file of the configuration."""
@@ -357,44 +357,12 @@ class Server:
             service.topics_changed()
         return written
 
-    def _watch_broker(self) -> None:
-        """Connect the metrics to the broker: they read its figures when they are read."""
-        metrics, broker, groups, staging = self.metrics, self.broker, self.broker.groups, self.broker.staging
-        metrics.watch_groups(
-            lambda: msgspec.structs.asdict(groups.totals()) | {"commit_failures": groups.commit_failures}
-        )
-        metrics.groups.set_function(lambda: len(groups.all()))
-        metrics.groups_lag.set_function(lambda: sum(group.info().lag for group in groups.all()))
-        metrics.groups_read_ahead_bytes.set_function(lambda: groups.read_ahead.bytes_held)
-        metrics.groups_read_ahead_bytes_max.set(groups.read_ahead.bytes_max)
-        metrics.tail_cache_bytes.set_function(lambda: broker.tails.bytes_held)
-        metrics.tail_cache_bytes_max.set(broker.tails.bytes_max)
-        metrics.staged_bytes.set_function(lambda: staging.staged_bytes)
-        metrics.staged_bytes_max.set(staging.settings.bytes_max)
-        metrics.state_keys.set_function(lambda: len(broker.state))
-        gate = self.gate
-        gate.audit.on_refused = lambda action: metrics.access_refusals_total.labels(action.value).inc()
-        metrics.access_version.set_function(lambda: gate.table.version)
-        metrics.access_rows.set_function(lambda: gate.table.row_count)
-        metrics.access_principals.set_function(lambda: gate.table.principal_count)
-        metrics.access_enforcing.set_function(lambda: gate.enforcing)
-        metrics.live_subscriptions.set_function(lambda: broker.router.count)
-        metrics.segments.read = lambda: self._sums(lambda log: log.part_count)
-        metrics.log_bytes.read = lambda: self._sums(lambda log: log.size_bytes)
-
-    def _sums(self, figure: Callable[[PartitionLog], int]) -> list[tuple[str, int]]:
-        """Return the name of each topic, with the sum of a figure over its partitions."""
-        topics = self.broker.topics()
-        return [(topic.name, sum([figure(partition.log) for partition in topic.partitions])) for topic in topics]
-
     async def _listen(self) -> None:
         crowd = Crowd(self.config.server)
         cluster = self.cluster
         if cluster is not None:
             crowd.may_serve = cluster.may_serve
-            self.metrics.cluster_epoch.set_function(lambda: cluster.status().epoch)
-            self.metrics.cluster_members.set_function(lambda: cluster.status().present)
-            self.metrics.cluster_lease_rest_seconds.set_function(lambda: cluster.status().lease_rest_seconds)
+            watch_cluster(self.metrics, cluster)
         context = ServiceContext(
             self.config,
             self.broker,
