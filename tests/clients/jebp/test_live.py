@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from babelbus.client import (
@@ -339,6 +340,26 @@ def test_a_record_is_seen_live_with_its_subject(tmp_path: Path) -> None:
         async with client.subscribe("t/#") as subscription:
             await client.publish_many("t", [Record(b"1", headers=((b"ce_subject", b"t/a/b"),))])
             assert await read(subscription, 1) == [("t/a/b", b"1")]
+
+    with_bus(tmp_path, test)
+
+
+def test_an_event_that_no_frame_of_the_reader_can_carry_counts_as_too_large(tmp_path: Path) -> None:
+    async def test(bus: Bus, client: Client) -> None:
+        jebp = bus.server.services["jebp"]
+        context = jebp._context  # type: ignore[attr-defined]
+        settings = msgspec.structs.replace(context.config.jebp, frame_bytes_max=2_048)
+        config = msgspec.structs.replace(context.config, jebp=settings)
+        jebp._context = msgspec.structs.replace(context, config=config)  # type: ignore[attr-defined]
+        async with bus.client() as small, small.subscribe("a") as subscription:
+            await client.emit("a", b"x" * 3_000)
+            await client.emit("a", b"next")
+            assert await read(subscription, 1) == [("a", b"next")]
+            assert subscription.dropped == 1
+        metrics = bus.server.metrics
+        sample, name = metrics.registry.get_sample_value, "babelbus_live_dropped_total"
+        dropped = [sample(name, {"protocol": "jebp", "reason": reason}) for reason in ("slow", "too_large")]
+        assert (dropped, metrics.live_delivered("jebp").records_total) == ([0, 1], 1)
 
     with_bus(tmp_path, test)
 

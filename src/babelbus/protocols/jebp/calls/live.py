@@ -46,6 +46,7 @@ class Subscriber(Stream):
         self._dropped = 0
         self._delivered = call.metrics.live_delivered(PROTOCOL)
         self._slow = call.metrics.live_dropped_total.labels(PROTOCOL, "slow")
+        self._too_large = call.metrics.live_dropped_total.labels(PROTOCOL, "too_large")
         self._subscriptions: list[Subscription] = []
         self._texts = [call.principal.absolute(text) for text in request.patterns]
         broker = call.broker
@@ -98,20 +99,23 @@ class Subscriber(Stream):
             dropped, self._dropped = self._dropped, 0
         body = _encode((0, rows))
         if len(body) > self._call.body_bytes_max:
-            self._send_in_parts(events, rows)
+            self._send_each(rows)
         else:
             self._call.send(body)
+            self._delivered.inc(len(rows), len(body))
         if dropped:
             self._call.send(_encode((dropped, ())))
-        self._delivered.inc(len(rows), len(body))
 
-    def _send_in_parts(self, events: Sequence[Event], rows: Sequence[object]) -> None:
+    def _send_each(self, rows: Sequence[object]) -> None:
+        """Send each event by itself, and of an event that is too large for a frame that it is dropped."""
         for row in rows:
             body = _encode((0, (row,)))
             if len(body) > self._call.body_bytes_max:
-                body = _encode((1, ()))
-                self._slow.inc()
-            self._call.send(body)
+                self._call.send(_encode((1, ())))
+                self._too_large.inc()
+            else:
+                self._call.send(body)
+                self._delivered.inc(1, len(body))
 
     @property
     def subscriptions(self) -> list[tuple[str, bool]]:
