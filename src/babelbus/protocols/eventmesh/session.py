@@ -1,21 +1,19 @@
 """The meaning of the frames of one EventMesh TCP connection (docs/specifications/eventmesh.md, 3.5 to 3.9).
 
-The publications of a chunk are appended together, once for each topic, and acknowledged with one write.
+This module knows who the client is, what it subscribes to and when it leaves; `publications`, `pushes` and `requests`
+handle its messages.
 """
 
 import logging
 import math
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from babelbus.core.access import Identity, has_lost
-from babelbus.core.groups import Delivery, Holder, Member
 from babelbus.core.receipt import Promise
-from babelbus.core.record import Event
 from babelbus.core.request import Question
 from babelbus.core.work import Work
 from babelbus.errors import UNREADABLE, BabelbusError, PeerLeavesError
@@ -27,19 +25,16 @@ from babelbus.protocols.eventmesh.callers import LOST, REFUSALS, Caller, Given, 
 from babelbus.protocols.eventmesh.continuation import KeptCaller, KeptSession, encode_session, kept_agent
 from babelbus.protocols.eventmesh.frames import (
     FRAME_BYTES_MAX,
-    OLD,
-    TAILS,
-    TOO_LARGE,
     FrameDecoder,
     MalformedFrameError,
-    begin_header,
     encode_answer,
     encode_frame,
-    encode_head,
 )
 from babelbus.protocols.eventmesh.hub import PROTOCOL, STOPS, Hub
 from babelbus.protocols.eventmesh.messages import Frame, SubscriptionItem, UserAgent
-from babelbus.protocols.eventmesh.records import FLAVOUR, InvalidMessageError, encode_body, read_message
+from babelbus.protocols.eventmesh.publications import Publications
+from babelbus.protocols.eventmesh.pushes import Pushes
+from babelbus.protocols.eventmesh.records import FLAVOUR, encode_body
 from babelbus.protocols.eventmesh.requests import Requests
 from babelbus.protocols.eventmesh.subscriptions import Subscribed
 
@@ -86,13 +81,9 @@ class Session(contract.Session):
         self._listening = False
         self._leaving = False
         self._subscribed: dict[str, Subscribed] = {}
-        self._held: dict[str, Delivery] = {}
-        """Pushes that the client has not acknowledged, by their `seq`; without payloads."""
         self._requests = Requests(hub, outbox, self._decoder, self._peer)
-        self._events: dict[str, list[Event]] = {}
-        self._acks: list[tuple[str, bytes, str, str]] = []
-        """Publications of this chunk: command, `seq` as JSON, topic, and the error if they failed already."""
-        self._done: dict[Holder, list[Delivery]] = {}
+        self._publications = Publications(hub, outbox, self._decoder)
+        self._pushes = Pushes(hub, outbox, self._decoder, self._requests, self._subscribed)
         hub.peers[self] = None
         if kept is not None:
             with closed_if_refused(self.close):
@@ -124,13 +115,13 @@ class Session(contract.Session):
                     header = frame.header
                     name = header.cmd or header.command
                     if name in m.PUSH_ACKS:  # an ack takes no room
-                        self._acknowledged(header.seq)
+                        self._pushes.acknowledged(header.seq)
                         continue
                     if is_full:
                         self._frames = frames[number:]
                         return
                     if name in m.PUBLICATIONS and self._agent is not None:
-                        self._publish(name, frame)  # is answered by `_settle`, behind all frames
+                        self._publications.add(name, frame, self._identity)  # is answered behind all frames
                     else:
                         self._handle(name, frame)
                         is_full = self._outbox.full
@@ -142,7 +133,7 @@ class Session(contract.Session):
             return
         if name == m.RESPONSE:
             if self._agent is not None:
-                self._requests.respond(frame, self._identity, holds_messages=bool(self._held))
+                self._requests.respond(frame, self._identity, holds_messages=self._pushes.are_held)
         elif name in m.ANSWERS:
             self._settle()
             self._command(name, frame)
@@ -345,8 +336,8 @@ class Session(contract.Session):
         subscribed.begin(
             self._hub,
             self._agent.group_name,
-            self._deliver,
-            self._broadcast,
+            self._pushes.deliver,
+            self._pushes.broadcast,
             self._ask,
             held=self._outbox.full or self._resting,
         )
@@ -354,108 +345,18 @@ class Session(contract.Session):
             subscribed.end_questions(self._hub)
 
     def _end(self, subscribed: Subscribed, *, lost: bool = False) -> None:
-        member = subscribed.end(self._hub, lost=lost)
-        for seq in [seq for seq, one in self._held.items() if one.lease is not None and one.lease.member is member]:
-            del self._held[seq]
-
-    # -- publications ------------------------------------------------------------------------------------------------
-
-    def _publish(self, name: str, frame: Frame) -> None:
-        header = frame.header
-        error, topic = "", ""
-        try:
-            event, _ = read_message(frame.body, str(header.seq or ""), header.properties, self._identity.source)
-            topic = event.subject
-            if len(event.payload or b"") > self._hub.settings.content_bytes_max:
-                raise InvalidMessageError(f"event size exceeds the limit: {self._hub.settings.content_bytes_max}")
-            self._events.setdefault(topic, []).append(event)
-        except BabelbusError as fault:
-            error = str(fault)
-        self._acks.append((m.ANSWERS[name], _encode(header.seq), topic, error))
-
-    def _settle(self) -> None:
-        """Append what was published and gathered, and acknowledge deliveries."""
-        if self._done:
-            done, self._done = self._done, {}
-            for member, deliveries in done.items():
-                assert isinstance(member, Member)
-                if not member.closed:
-                    member.ack(deliveries)
-        if not self._acks:
-            return
-        events, self._events = self._events, {}
-        acks, self._acks = self._acks, []
-        principal = self._identity if events else None
-        receipts = {topic: self._hub.publish_to(topic, batch, principal) for topic, batch in events.items()}
-        weight = 128 * len(acks)
-        if any(isinstance(receipt, Work) and not receipt.done for receipt in receipts.values()):
-            weight = self._outbox.bytes_max  # a topic is being made: what follows must not overtake
-        self._outbox.answer_when([*receipts.values()], partial(self._encode_acks, acks, receipts), weight)
-
-    def _encode_acks(self, acks: list[tuple[str, bytes, str, str]], receipts: dict[str, Promise]) -> bytes:
-        surplus = self._surplus
-        answers = []
-        for name, seq, topic, error in acks:
-            if not error and receipts[topic].error is not None:
-                error = self._told(str(receipts[topic].error))
-            answers.append(encode_answer(surplus, name, seq, error))
-        return b"".join(answers)
+        self._pushes.forget(subscribed.end(self._hub, lost=lost))
 
     def _ask(self, subscribed: Subscribed, question: Question) -> BabelbusError | None:
         return self._requests.push(subscribed.item.topic, question, self._identity)
 
-    # -- deliveries --------------------------------------------------------------------------------------------------
-
-    def _deliver(self, subscribed: Subscribed, deliveries: Sequence[Delivery]) -> None:
-        member = subscribed.member
-        assert member is not None
-        held, name, topic, surplus = self._held, subscribed.push, subscribed.item.topic, self._surplus
-        next_number, strict, more = self._hub.next_number, surplus == OLD, dict[str, str]()
-        begin, tails = begin_header(name) + b'0,"seq":"', TAILS
-        parts: list[bytes] = []
-        too_large: list[Delivery] = []
-        for one in deliveries:
-            seq = str(next_number())
-            flavour, body = encode_body(topic, one.payload, one.headers, more, strict=strict)
-            head = encode_head(surplus, begin + seq.encode() + tails[flavour], len(body))
-            if len(head) + len(body) > FRAME_BYTES_MAX:  # the client would close the connection, each time (3.1)
-                too_large.append(one.without_content())
-                continue
-            parts += head, body
-            held[seq] = one.without_content()
-        if too_large:
-            self._hub.reject(member, too_large, TOO_LARGE)
-        self._send(b"".join(parts))
-        if self._outbox.full:
-            member.hold()
-
-    def _broadcast(self, subscribed: Subscribed, events: Sequence[Event]) -> None:
-        for event in events:
-            if self._outbox.full:
-                self._hub.metrics.live_dropped_total.labels(PROTOCOL, "slow").inc()
-                continue
-            seq, topic = b'"%d"' % self._hub.next_number(), subscribed.item.topic
-            push = self._requests.encode(m.PUSH_BROADCAST, seq, topic, event.payload, event.headers)
-            if len(push) > FRAME_BYTES_MAX:
-                self._hub.metrics.live_dropped_total.labels(PROTOCOL, "too_large").inc()
-            else:
-                self._send(push)
-                self._hub.delivered.inc(1, len(push))
+    def _settle(self) -> None:
+        """Append what was published and gathered, and acknowledge deliveries."""
+        self._pushes.settle()
+        self._publications.settle(self._caller)
 
     def _send(self, data: bytes) -> None:
         self._outbox.answer(lambda: data, len(data))
-
-    def _acknowledged(self, seq: str | int | None) -> None:
-        name = str(seq)
-        found = self._held.pop(name, None)
-        if found is None:
-            self._requests.acknowledged(name, subscribes=bool(self._subscribed))
-        elif found.lease is not None:
-            done, member = self._done, found.lease.member
-            if member in done:
-                done[member].append(found)
-            else:
-                done[member] = [found]
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -574,7 +475,7 @@ class Session(contract.Session):
         for subscribed in self._subscribed.values():
             self._end(subscribed, lost=not self._hub.stopping)
         self._subscribed.clear()
-        self._held.clear()
+        self._pushes.clear()
         self._requests.end()
         self._requests.forget()
 
