@@ -52,6 +52,12 @@ def test_sessions_are_listed_without_secrets(live: LiveServer, admin: HttpClient
         assert ask(admin, "GET", "/client/grpc") == (200, [])
 
 
+def test_the_answer_to_a_head_request_has_no_body(admin: HttpClient) -> None:
+    response = admin.ask("HEAD", "/client/http")
+    assert (response.status, response.body) == (404, b"")
+    assert ask(admin, "GET", "/client/http") == (200, [])  # nothing stands in front of the next answer
+
+
 @pytest.mark.parametrize("way", ["system", "address", "delete", "all"])
 def test_a_rejected_session_gets_a_goodbye(live: LiveServer, admin: HttpClient, way: str) -> None:
     with dial(live, subsystem="other") as other, dial(live, subsystem="rejected") as client:

@@ -199,8 +199,14 @@ def _status(error: BabelbusError) -> int:
 
 
 def _encode_content(request: http.Request, status: int, content: object) -> bytes:
-    headers = [("content-type", "application/json")]
-    return encode_response(status, headers, _encode(content), keep_alive=request.keep_alive, version=request.version)
+    return encode_response(
+        status,
+        [("content-type", "application/json")],
+        _encode(content),
+        keep_alive=request.keep_alive,
+        head_only=request.method == "HEAD",
+        version=request.version,
+    )
 
 
 def _fields(request: http.Request, query: dict[str, str]) -> dict[str, str]:
