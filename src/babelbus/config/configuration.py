@@ -96,15 +96,15 @@ def _choose_ports(config: Config, values: Mapping[str, settings.Value]) -> Confi
     return msgspec.structs.replace(config, **changed)
 
 
-def read_topic_changes(changes: Mapping[str, object], *, source: str = "the request") -> dict[str, object]:
+def read_topic_changes(changes: Mapping[str, object]) -> dict[str, object]:
     """Check settings of one topic (keys of [topics], without the section) and return them as plain values.
 
     Sizes and durations may be text with a unit ("7d"); None or "none" clears an optional setting.
 
     Raises:
-        ConfigError: a key is unknown or a value wrong; the message names key and `source`.
+        ConfigError: a key is unknown or a value wrong; the message names the key.
     """
-    return settings.read(TopicDefaults, changes, source=source)
+    return settings.read(TopicDefaults, changes, source="the request")
 
 
 def describe() -> list[Setting]:

@@ -43,9 +43,9 @@ def _int64s_at(data: Buffer, places: I64) -> I64:
     return np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))[places].astype(np.int64)
 
 
-def timestamp_of(data: Buffer, position: int = 0) -> int:
-    """Return the timestamp of the record at a position."""
-    return int(INT64.unpack_from(data, position + TIMESTAMP_AT)[0])
+def timestamp_of(data: Buffer) -> int:
+    """Return the timestamp of the record that `data` begins with."""
+    return int(INT64.unpack_from(data, TIMESTAMP_AT)[0])
 
 
 def size_of(head: bytes) -> int:

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from babelbus.core.access import Action, Identity, may, refusal
 from babelbus.core.broker import Broker
-from babelbus.core.partition import Partition
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
 from babelbus.core.state import size_fault
@@ -161,7 +160,7 @@ class CopyRoutes:
                 while offset < stop:
                     readable(self._broker, principal, name)  # the right may have gone meanwhile
                     records, following, _ = await read_some(partition, offset, stop)
-                    await self._append(records, partition, name, to, principal)
+                    await self._append(records, name, to, principal)
                     copied, offset = copied + len(records), following
                     if body.from_ is not None and offset < stop:
                         await response.write(encode(CopyLine(copied, offset, end)) + b"\n")
@@ -172,9 +171,7 @@ class CopyRoutes:
         await response.write(encode(line) + b"\n")
         return response
 
-    async def _append(
-        self, records: Sequence[Record], partition: Partition, source: str, to: str, principal: Identity
-    ) -> None:
+    async def _append(self, records: Sequence[Record], source: str, to: str, principal: Identity) -> None:
         """Publish records of a topic to another one, under the same subjects below it.
 
         Raises:

@@ -106,7 +106,7 @@ class TopicRoutes:
         if _PAGE.isdisjoint(call.query):
             return answer({"topics": [describe(topic, principal) for topic in topics]})
         published = self._published()
-        found = _sort(_search(topics, call, principal), call, principal, published)
+        found = _sort(_search(topics, call, principal), call, published)
         offset, count = read_number(call, "offset") or 0, read_number(call, "count")
         page = found[offset : None if count is None else offset + count]
         lines = [
@@ -207,7 +207,7 @@ def _search(topics: list[Topic], call: Call, principal: Identity) -> list[Topic]
     return [topic for topic in topics if text in principal.relative(topic.name).casefold()] if text else topics
 
 
-def _sort(topics: list[Topic], call: Call, principal: Identity, published: dict[str, int]) -> list[Topic]:
+def _sort(topics: list[Topic], call: Call, published: dict[str, int]) -> list[Topic]:
     """Return the topics in the order of `sort`, those with one value by name.
 
     Raises:

@@ -222,7 +222,7 @@ class WebSession(HttpSession):
         headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), *self._headers(request)]
         head = encode_stream_head(200, headers, chunked=chunked)
         if request.method == "HEAD":
-            self._send(request, [], lambda: head, len(head))
+            self._send([], lambda: head, len(head))
             return
         self.settle()
         stream = EventStream(self._hub, self._outbox, self._close, access, address=self._address, chunked=chunked)
@@ -263,7 +263,7 @@ class WebSession(HttpSession):
                 replies.append(_failed("the server failed; its log says more"))
             done.resolve()
 
-        self._send(request, [done], lambda: self._encode(request, replies[0]), self._outbox.bytes_max)
+        self._send([done], lambda: self._encode(request, replies[0]), self._outbox.bytes_max)
         self._job = asyncio.get_running_loop().create_task(run())
 
     def _export(self, request: Request, access: Access) -> Awaitable[Reply]:
@@ -272,9 +272,9 @@ class WebSession(HttpSession):
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def _reply(self, request: Request, reply: Reply) -> None:
-        self._send(request, [], lambda: self._encode(request, reply), len(reply.body))
+        self._send([], lambda: self._encode(request, reply), len(reply.body))
 
-    def _send(self, request: Request, receipts: Sequence[Promise], encode: Encode, weight: int) -> None:
+    def _send(self, receipts: Sequence[Promise], encode: Encode, weight: int) -> None:
         self.settle()
         self._outbox.answer_when(receipts, encode, weight)
 

@@ -221,7 +221,7 @@ def _take_note(segment: Segment, found: Scan, following: int | None, recovery: R
         # sends all of it again.
         found.producers.pop()
         position, _ = segment.locate(last.base_offset)
-        segment.cut(position, last.base_offset)
+        segment.cut(position)
     log.warning("%s: cut %d bytes of a torn tail at byte %d: %s",
                 path, size - segment.size_bytes, segment.size_bytes, found.tail)  # fmt: skip
     recovery.cut_bytes += size - segment.size_bytes

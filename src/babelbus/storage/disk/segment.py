@@ -363,8 +363,8 @@ class Segment(SegmentReader):
         self._rebuilt = False
         self._files.flush_folder(folder)
 
-    def cut(self, position: int, next_offset: int) -> None:
-        """Remove the records from the byte `position` on, where the record `next_offset` begins.
+    def cut(self, position: int) -> None:
+        """Remove the records from the byte `position` on, where a record begins.
 
         Raises:
             OSError: the disk refused.

@@ -189,7 +189,7 @@ class Segments:
         last = self.active
         dense = last.dense
         if next_offset < last.next_offset:
-            last.cut(_position_to_cut(last, next_offset), next_offset)
+            last.cut(_position_to_cut(last, next_offset))
         if last.sealed or not dense:  # only a segment without gaps is appended to
             last.seal()
             if last.size_bytes:
@@ -265,7 +265,7 @@ def _end_before(segment: Segment, base_offset: int) -> None:
     """End the segment in front of the rescued records where they begin; may be done again."""
     try:
         if segment.next_offset > base_offset:
-            segment.cut(segment.locate(base_offset)[0], base_offset)
+            segment.cut(segment.locate(base_offset)[0])
         segment.flush()  # of the cut alone: what is in front of it was durable before
     except CorruptRecordError:  # not readable from there on: then it stays as it is
         segment.recover(0, segment.base_offset, base_offset)

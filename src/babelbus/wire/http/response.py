@@ -48,10 +48,10 @@ def encode_stream_head(status: int, headers: Sequence[tuple[str, str]] = (), *, 
     return (head + ("transfer-encoding: chunked\r\n\r\n" if chunked else "\r\n")).encode("latin-1")
 
 
-def encode_error(error: HttpError, *, head_only: bool = False) -> bytes:
+def encode_error(error: HttpError) -> bytes:
     """Return the response that says why a request was refused and that the connection closes."""
     headers = [*error.headers, ("content-type", "text/plain; charset=utf-8")]
-    return encode_response(error.status, headers, f"{error}\n".encode(), keep_alive=False, head_only=head_only)
+    return encode_response(error.status, headers, f"{error}\n".encode(), keep_alive=False)
 
 
 def _encode_head(status: int, headers: Sequence[tuple[str, str]], keep_alive: bool) -> str:
