@@ -552,7 +552,7 @@ def test_a_group_of_another_protocol_cannot_be_removed_or_moved_and_is_consumed_
 def test_a_mask_that_was_noted_for_a_topic_of_another_protocol_removes_nothing(plain: Bus) -> None:
     hub = plain.live.server.services["zbus"].hub  # type: ignore[attr-defined]
     topic_id = plain.live.call(lambda: plain.broker.topic("Q").id)
-    noted = msgspec.structs.replace(hub._entry(plain.broker.topic("Q")), mask=1, topic_id=topic_id)
+    noted = msgspec.structs.replace(hub.entry(plain.broker.topic("Q")), mask=1, topic_id=topic_id)
     plain.live.run(lambda: hub._book.put("Q", noted))
     with plain.join() as client:
         assert client.status("create", mq="Q", channel="mine") == 200

@@ -687,7 +687,7 @@ async def test_channels_that_come_and_go_leave_nothing_behind() -> None:
     told = client.do("query", mq="Q")["body"]
     assert (told["channels"], told["lastSubTime"]) == ([], 0)
     assert house.hub.subscribers == {}
-    assert house.hub._subscribed_ms == {"Q": {}}
+    assert house.hub.subscribed_ms == {"Q": {}}
 
 
 @in_loop

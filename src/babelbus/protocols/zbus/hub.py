@@ -134,8 +134,9 @@ class Hub:
         self.stopping = False
         """Set when the server stops: what goes now comes again, and no MQ is removed for it."""
         self._book = Book(broker, files, folder)
-        self._published_ms: dict[str, int] = {}
-        self._subscribed_ms: dict[str, dict[str, int]] = {}
+        self.published_ms: dict[str, int] = {}
+        """When something was last published, in ms since the epoch, by MQ."""
+        self.subscribed_ms: dict[str, dict[str, int]] = {}
         """When somebody last subscribed, in ms since the epoch, by MQ and channel."""
         self._heads: dict[str, dict[Root | None, Heads]] = {}
         self._ids: list[str] = []
@@ -216,7 +217,7 @@ class Hub:
                 # Not awaited: until it is written the entry is believed all the same.
                 Work(self._book.put(mq, msgspec.structs.replace(entry, topic_id=topic.id)))
                 return topic
-        entry = self._entry(topic)
+        entry = self.entry(topic)
         if mask is None or mask == entry.mask:
             self._check_used(principal, topic)
         else:
@@ -279,7 +280,7 @@ class Hub:
         Raises:
             RequestError: another protocol has made it.
         """
-        if principal.rights is None and not self._entry(topic).creator:
+        if principal.rights is None and not self.entry(topic).creator:
             raise RequestError(m.FORBIDDEN, f"MQ={topic.name} was {m.MADE_ELSEWHERE}")
 
     def _check_channel(self, principal: Identity, group: Group) -> None:
@@ -297,8 +298,8 @@ class Hub:
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
-    def _entry(self, topic: Topic) -> Entry:
-        """Return what is known of an MQ; what was said of another topic of its name is nothing."""
+    def entry(self, topic: Topic) -> Entry:
+        """Return the entry of an MQ; an entry of an earlier topic of the same name does not count."""
         entry = self._book.entries.get(topic.name, UNKNOWN)
         return entry if entry.topic_id in ("", topic.id) else UNKNOWN
 
@@ -334,15 +335,15 @@ class Hub:
             self._check_made_here(principal, topic)
             await self.broker.remove_topic(mq, principal)
         await self._book.forget(mq)
-        self._published_ms.pop(mq, None)
-        self._subscribed_ms.pop(mq, None)
+        self.published_ms.pop(mq, None)
+        self.subscribed_ms.pop(mq, None)
         self._heads.pop(mq, None)
         self.calls.forget(mq)
 
     def mask_of(self, mq: str) -> int:
         """Return the mask of an MQ."""
         topic = self.find_topic(mq)
-        return 0 if topic is None else self._entry(topic).mask
+        return 0 if topic is None else self.entry(topic).mask
 
     def publish(
         self, principal: Identity, topic: Topic, bodies: list[bytes], timestamp: int, size_bytes: int
@@ -354,7 +355,7 @@ class Hub:
             stored = encode_bodies(bodies, timestamps, 0)
             content = topic.decode(bytes(stored.data), stored.positions)
         receipt = self.broker.publish(Publication(principal, PROTOCOL, content, topic.name))
-        self._published_ms[topic.name] = self.clock.now_ms()
+        self.published_ms[topic.name] = self.clock.now_ms()
         self._trim(topic)
         return receipt
 
@@ -463,7 +464,7 @@ class Hub:
             raise refusal(principal, Action.MANAGE, mq)
         else:
             self._check_not_closed(mq)
-        self._subscribed_ms.get(mq, {}).pop(channel, None)
+        self.subscribed_ms.get(mq, {}).pop(channel, None)
         return removed
 
     async def id_at(self, topic: Topic, offset: int) -> str | None:
@@ -495,7 +496,7 @@ class Hub:
 
     def touched(self, mq: str, channel: str) -> None:
         """Record when somebody last subscribed."""
-        self._subscribed_ms.setdefault(mq, {})[channel] = self.clock.now_ms()
+        self.subscribed_ms.setdefault(mq, {})[channel] = self.clock.now_ms()
 
     def unsubscribed(self, subscriber: Subscriber) -> None:
         """Handle the end of a subscription; remove the MQ and the channel that were to end with it (5.4)."""
@@ -518,7 +519,7 @@ class Hub:
         if self.mask_of(subscriber.mq) & Mask.DELETE_ON_EXIT and not any(
             group.members for group in self.groups.on_topic(subscriber.mq)
         ):
-            owner = self._entry(self.topic(subscriber.mq)).owner
+            owner = self.entry(self.topic(subscriber.mq)).owner
             Work(self.remove_mq(subscriber.mq, self._executor(owner))).when_done(_note_not_removed)
 
     def route(
@@ -574,7 +575,7 @@ class Hub:
         own = Prefixes(urls)
         kept = own if root is None else Prefixes([bound(url, root) for url in urls])
         taken = {owner for url, owner in self.bindings.items() if kept.begin(url) or kept.has_below(url)}
-        mqs = [topic.name for topic in self._mqs() if root is None or root.contains(topic.name)]
+        mqs = [topic.name for topic in self.mqs() if root is None or root.contains(topic.name)]
         paths = ((path_of(principal.relative(name)), name) for name in mqs)
         taken |= {owner for path, owner in paths if own.begin(path) or own.has_below(f"{path}/")}
         for owner in sorted(taken - {mq}):
@@ -587,66 +588,9 @@ class Hub:
             except AccessRefusedError as error:  # its text names the MQ, which the principal may not know of
                 raise RequestError(m.FORBIDDEN, m.urls_are_taken(error.id)) from error
 
-    def _mqs(self) -> list[Topic]:
+    def mqs(self) -> list[Topic]:
+        """Return the topics that are MQs: all but the server's own."""
         return [topic for topic in self.broker.topics() if not topic.reserved]
-
-    # -- what is told of them ----------------------------------------------------------------------------------------
-
-    def describe_all(self, principal: Identity = NOBODY) -> list[dict[str, Any]]:
-        """Return what `query` tells of all MQs that a principal may see."""
-        return [self.describe(topic, principal) for topic in self._mqs() if self.sees(principal, topic)]
-
-    def describe(self, topic: Topic, principal: Identity = NOBODY) -> dict[str, Any]:
-        """Return what `query` tells of an MQ: all that any release tells (4.6, DECISION)."""
-        mq = topic.name
-        entry = self._entry(topic)
-        groups = self.groups.on_topic(mq)
-        channels = [self.describe_channel(group, principal) for group in groups]
-        size = sum(partition.high_watermark for partition in topic.partitions)
-        if topic.settings.engine == m.MEMORY:
-            size -= sum(partition.oldest for partition in topic.partitions)
-        return {
-            "name": principal.relative(mq),
-            "type": topic.settings.engine,
-            "mask": entry.mask,
-            "size": size,
-            "messageDepth": size,
-            "channelCount": len(channels),
-            "consumerCount": sum(len(group.members) for group in groups),
-            "creator": entry.creator if self.manages(principal, topic) else "",
-            "createdAt": entry.created_ms,
-            "lastPubTime": self._published_ms.get(mq, 0),
-            "lastSubTime": max(self._subscribed_ms.get(mq, {}).values(), default=0),
-            "channels": channels,
-            "channelList": channels,
-        }
-
-    def describe_channel(self, group: Group, principal: Identity = NOBODY) -> dict[str, Any]:
-        """Return what `query` tells of a channel; a principal that may not manage the MQ sees no clients of others."""
-        sees_all = self.manages(principal, group.topic)
-        mq, channel = group.topic.name, group.name
-        position = group.stored()[0].committed
-        if group.topic.settings.engine == m.MEMORY:
-            position = max(position, group.topic.partitions[0].oldest)
-        return {
-            "name": channel,
-            "mask": self.channel_mask(group),
-            "filter": group.settings.filter,
-            "offset": position,
-            "lastSubTime": self._subscribed_ms.get(mq, {}).get(channel, 0),
-            "subscriptions": [
-                {
-                    "clientId": one.session_id,
-                    "clientAddress": one.address,
-                    "mq": principal.relative(mq),
-                    "channel": channel,
-                    "filters": [] if one.filter is None else [one.filter],
-                    "window": one.window,
-                }
-                for one in self.subscribers.get((mq, channel), {})
-                if sees_all or one.principal.name == principal.name
-            ],
-        }
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from babelbus.protocols.zbus.filters import compile_filter, without
 from babelbus.protocols.zbus.hub import Hub
 from babelbus.protocols.zbus.messages import PUBLISH, Message, Run, flag, integer, json_reply, text_reply
 from babelbus.protocols.zbus.publisher import Asked, Framing, Publisher
+from babelbus.protocols.zbus.query import describe, describe_all, describe_channel
 from babelbus.protocols.zbus.rooted import Bindings, absolute, relative_answer
 from babelbus.protocols.zbus.routing import read_bindings
 from babelbus.protocols.zbus.services import NOT_ROUTED, answer_of, refusal_of
@@ -218,8 +219,8 @@ class Session(Generic[Asked]):
         if not self._monitor:
             return pages.welcome(request_id, __version__)
         if "text/html" in message.headers.get("accept", ""):
-            return pages.monitor(request_id, hub.describe_all(self.principal))
-        return json_reply(request_id, m.OK, _encode_json(hub.describe_all(self.principal)))
+            return pages.monitor(request_id, describe_all(hub, self.principal))
+        return json_reply(request_id, m.OK, _encode_json(describe_all(hub, self.principal)))
 
     def find_route(self, message: Message, target: str | None) -> Message | None:
         """Return the command that a message without one means, with an absolute MQ; see `routing.route`."""
@@ -283,13 +284,13 @@ class Session(Generic[Asked]):
         mq, channel = headers.get("mq"), headers.get("channel")
         told: object
         if mq is None:
-            told = hub.describe_all(self.principal)
+            told = describe_all(hub, self.principal)
         else:
             topic = hub.find_seen(self.principal, mq)
             if channel is None:
-                told = hub.describe(topic, self.principal)
+                told = describe(hub, topic, self.principal)
             else:
-                told = hub.describe_channel(hub.channel(mq, channel), self.principal)
+                told = describe_channel(hub, hub.channel(mq, channel), self.principal)
         return json_reply(headers["id"], m.OK, _encode_json(told))
 
     def _bind(self, message: Message) -> Message:
