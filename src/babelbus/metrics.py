@@ -138,7 +138,10 @@ class Metrics:
         self.records_fetched_total = counter("records_fetched_total", "Records given to readers", *topic)
         self.bytes_fetched_total = counter("bytes_fetched_total", "Bytes given to readers, as stored", *topic)
         self.publish_errors_total = counter(
-            "publish_errors_total", "Publish requests refused or failed", "protocol", "reason"
+            "publish_errors_total",
+            "Publish requests of jebp and sbus that failed: disk, or refused by the server",
+            "protocol",
+            "reason",
         )
 
         live = ("protocol",)

@@ -11,7 +11,9 @@ import msgspec
 from babelbus.core.access import Identity
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event
+from babelbus.errors import BabelbusError
 from babelbus.records.record import Headers, Positions, RecordBatch
+from babelbus.storage.errors import DiskError, DiskFullError
 
 SERVER_CHOOSES = -1
 NO_PRODUCER = -1
@@ -74,6 +76,11 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
 
 Publish = Callable[[Publication], Receipt]
 """`Broker.publish`, as parts of the core are given it."""
+
+
+def failure_reason(error: BabelbusError) -> str:
+    """Return the `reason` of `babelbus_publish_errors_total`: whether the disk failed, or the server refused."""
+    return "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
 
 
 class Gathered:

@@ -7,7 +7,7 @@ from babelbus.core.access import AccessRefusedError, Action, refusal
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import UnknownTopicError
-from babelbus.core.publish import Payloads, Publication
+from babelbus.core.publish import Payloads, Publication, failure_reason
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Headers
 from babelbus.metrics import Metrics
@@ -19,7 +19,6 @@ from babelbus.protocols.jebp.status import Answers, Outcome
 from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.ingest import ChecksumError, parse_many
 from babelbus.records.record import RecordBatch
-from babelbus.storage.errors import DiskError, DiskFullError
 
 REFUSALS = (UnknownTopicError, AccessRefusedError)
 WRONG_CHECKSUM = Receipt.refused(ChecksumError("the CRC of a record is wrong"))
@@ -145,7 +144,6 @@ def refusal_of(receipt: Receipt, answers: Answers, metrics: Metrics) -> bytes | 
     if error is None:
         return None
     if not isinstance(error, REFUSALS):
-        reason = "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
-        metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
+        metrics.publish_errors_total.labels(PROTOCOL, failure_reason(error)).inc()
     outcome = Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
     return answers[outcome]

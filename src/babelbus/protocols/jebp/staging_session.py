@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
+from babelbus.core.publish import failure_reason
 from babelbus.core.receipt import Promise
 from babelbus.core.transactions import (
     PartRef,
@@ -27,7 +28,6 @@ from babelbus.protocols.jebp.messages import (
 from babelbus.protocols.jebp.staging_codec import encode_told
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.ingest import parse_records
-from babelbus.storage.errors import DiskError, DiskFullError
 
 Said = tuple[Outcome, bytes]
 Reply = tuple[Sequence[Promise], Callable[[], Said]]
@@ -122,9 +122,9 @@ def _tell(staging: Staging, transaction_id: str) -> bytes:
 
 def _refusal(error: BabelbusError, client: Identity, metrics: Metrics) -> Said:
     """Return the answer to what could not be done: whether asking again may help, and why in words."""
-    disk = isinstance(error, DiskError | DiskFullError)
-    metrics.publish_errors_total.labels(PROTOCOL, "disk" if disk else "refused").inc()
-    if disk:  # its text names files of the server
+    reason = failure_reason(error)
+    metrics.publish_errors_total.labels(PROTOCOL, reason).inc()
+    if reason == "disk":  # its text names files of the server
         return Outcome.STAGING_REPEAT, b"the server's disk refused it"
     outcome = Outcome.STAGING_REPEAT if error.retriable else Outcome.STAGING_REFUSED
     return outcome, client.relative_text(str(error)).encode("utf-8", "replace")
