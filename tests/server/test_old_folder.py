@@ -21,6 +21,8 @@ ARCHIVE = Path(__file__).parent / "data_folder_of_2026_11_21.tar.gz"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with tarfile.open(ARCHIVE) as archive:
+        if hasattr(tarfile, "fully_trusted_filter"):  # Python 3.12 and later versions of 3.11
+            archive.extraction_filter = tarfile.fully_trusted_filter
         archive.extractall(tmp_path)  # ours, so its paths are good
     return tmp_path
 
