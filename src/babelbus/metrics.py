@@ -139,7 +139,7 @@ class Metrics:
         self.bytes_fetched_total = counter("bytes_fetched_total", "Bytes given to readers, as stored", *topic)
         self.publish_errors_total = counter(
             "publish_errors_total",
-            "Publish requests of jebp and sbus that failed: disk, or refused by the server",
+            "Publications that failed, by the disk or refused; not those to unknown topics or without a right",
             "protocol",
             "reason",
         )

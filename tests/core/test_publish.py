@@ -231,6 +231,38 @@ def test_live_subscribers_hear_a_publication_before_its_publisher_is_answered(ac
 
 
 @in_loop
+async def test_publications_that_fail_are_counted_by_protocol_and_reason_each_once() -> None:
+    files = FaultyFiles()
+    bus = Bus(files)
+    bus.topic(ack="flushed")
+    bus.broker.ensure_reserved("$own", TopicSettings()).result()
+    publish = bus.broker.publish
+
+    def failures() -> dict[tuple[str, str], float]:
+        (metric,) = bus.metrics.publish_errors_total.collect()
+        samples = [sample for sample in metric.samples if sample.name.endswith("_total")]
+        return {(sample.labels["protocol"], sample.labels["reason"]): sample.value for sample in samples}
+
+    await done([publish(Publication(CLIENT, "test", content, "news")) for content in CONTENTS.values()])
+    publish(plain(b"x", topic="nowhere"))
+    publish(Publication(ONLY_PLANT, "test", CONTENTS["payloads"], "news"))
+    assert failures() == {}  # an unknown topic, or no right, is the client's
+    publish(plain(b"x", topic="$own", protocol="jebp"))
+    late = Publication(CLIENT, "jebp", batch(b"x"), "news", producer_id=7, first_sequence=1)
+    await done([publish(msgspec.structs.replace(late, first_sequence=0))])
+    publish(msgspec.structs.replace(late, first_sequence=5))
+    assert failures() == {("jebp", "refused"): 2}
+    for protocol, content in zip(("zbus", "sbus", "jebp", "eventmesh"), CONTENTS.values(), strict=True):
+        files.fail("flush", suffix=".log")
+        receipts = [publish(Publication(CLIENT, protocol, content, "news")) for _ in range(2)]
+        await done(receipts)
+        assert all(isinstance(receipt.error, DiskError) for receipt in receipts)
+    by_disk = {(protocol, "disk"): 2 for protocol in ("zbus", "sbus", "jebp", "eventmesh")}
+    assert failures() == {("jebp", "refused"): 2, **by_disk}
+    await bus.broker.close()
+
+
+@in_loop
 async def test_live_subscribers_hear_no_publication_that_was_refused() -> None:
     files = FaultyFiles()
     bus = Bus(files)

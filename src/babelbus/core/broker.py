@@ -24,7 +24,7 @@ from babelbus.core.catalog import Catalog, UnknownTopicError
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition
-from babelbus.core.publish import Publication
+from babelbus.core.publish import Publication, count_failures
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event
@@ -262,7 +262,10 @@ class Broker(Catalog):
             return self._publish_by_subject(publication)
         topic = self._topics.get(name)
         if topic is None:
-            return Receipt.refused(self.why_not_open(publication.principal, name))
+            error = self.why_not_open(publication.principal, name)
+            if not isinstance(error, UnknownTopicError):
+                count_failures(self._metrics, (publication.protocol,), error)
+            return Receipt.refused(error)
         principal = publication.principal
         rights = principal.rights
         refused = None
@@ -273,7 +276,9 @@ class Broker(Catalog):
         if refused is not None:
             return Receipt.refused(refused)
         if topic.reserved and principal is not SERVER:
-            return Receipt.refused(ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to"))
+            reserved = ReservedTopicError(f"topic {name!r} is the server's own and cannot be written to")
+            count_failures(self._metrics, (publication.protocol,), reserved)
+            return Receipt.refused(reserved)
         return topic.publish(publication)
 
     def why_not_open(self, principal: Identity, name: str) -> BabelbusError:

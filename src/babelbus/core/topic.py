@@ -19,6 +19,7 @@ from babelbus.core.publish import (
     Gathered,
     Payloads,
     Publication,
+    count_failures,
 )
 from babelbus.core.receipt import Receipt, join
 from babelbus.core.record import Event
@@ -195,6 +196,7 @@ class Topic:
                 return self._spread(publication, content)
             return self._publish_records(self.partitions[0], publication)
         except StorageError as error:
+            count_failures(self._metrics, (publication.protocol,), error)
             return Receipt.refused(error)
 
     def flush(self) -> None:
@@ -303,6 +305,7 @@ class Topic:
         """
         if receipt is None:
             receipt = Receipt()
+        self._note_failure(receipt, [publication.protocol for _, publication in publications])
         producers, base_offset = partition.log.producers, batch.base_offset
         for index, publication in publications:
             if publication.producer_id != NO_PRODUCER:
@@ -326,6 +329,15 @@ class Topic:
             assert not isinstance(content, list)
             published(publication.protocol, name).inc(len(content), content.size_bytes)
         return receipt
+
+    def _note_failure(self, receipt: Receipt, protocols: Sequence[str]) -> None:
+        """Count the publications of a batch, each by its protocol, if the batch fails."""
+
+        def count(done: Receipt) -> None:
+            if done.error is not None:
+                count_failures(self._metrics, protocols, done.error)
+
+        receipt.when_done(count)
 
     def _events(self, batch: RecordBatch, publications: Sequence[tuple[int, Publication]]) -> list[Event]:
         """Return the records of these publications as events."""
@@ -353,7 +365,10 @@ class Topic:
         try:
             receipt = partition.append(encode_batch(records, partition.next_offset))
         except StorageError as error:
-            return Receipt.refused(error)
+            receipt = Receipt.refused(error)
+        self._note_failure(receipt, (protocol,))
+        if receipt.error is not None:
+            return receipt
         size_bytes = sum([len(event.payload) for event in events if event.payload])
         self._metrics.topic_published(protocol, self.name).inc(len(events), size_bytes)
         if self._shown:

@@ -16,7 +16,6 @@ from babelbus.core.receipt import Receipt, all_of
 from babelbus.core.record import Headers
 from babelbus.errors import StorageError
 from babelbus.listening.fronts import Find, Linked
-from babelbus.metrics import Metrics
 from babelbus.protocols.connection import Connection
 from babelbus.protocols.jebp.batch_codec import PASSED, ClientBatch, decode_batch
 from babelbus.protocols.jebp.box import TAG_BYTES
@@ -52,14 +51,11 @@ class _Group:
 class Batches:
     """Publishes the batches of all edges."""
 
-    def __init__(
-        self, broker: Broker, answers: Answers, metrics: Metrics, may_serve: Callable[[], bool] | None
-    ) -> None:
+    def __init__(self, broker: Broker, answers: Answers, may_serve: Callable[[], bool] | None) -> None:
         self.unanswered = 0
         """Batches whose answer is outstanding."""
         self._broker = broker
         self._answers = answers
-        self._metrics = metrics
         self._may_serve = may_serve
 
     def receive(self, data: bytes, find: Find, answer: Callable[[bytes], None]) -> None:
@@ -158,6 +154,6 @@ class Batches:
                     part = parts[turn % len(parts)]
                     turn += 1
                     if part not in refusals:
-                        refusals[part] = refusal_of(part, self._answers, self._metrics) or created
+                        refusals[part] = refusal_of(part, self._answers) or created
                     answers[at] = refusals[part]
         return b"".join(answers)

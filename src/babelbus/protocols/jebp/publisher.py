@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from babelbus.core.access import AccessRefusedError, Action, refusal
+from babelbus.core.access import Action, refusal
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import UnknownTopicError
-from babelbus.core.publish import Payloads, Publication, failure_reason
+from babelbus.core.publish import Payloads, Publication, count_failures
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Headers
+from babelbus.errors import BabelbusError
 from babelbus.metrics import Metrics
 from babelbus.protocols.contract import Outbox
 from babelbus.protocols.jebp.box import Sealer
@@ -19,9 +20,6 @@ from babelbus.protocols.jebp.status import Answers, Outcome
 from babelbus.records.envelope import SOURCE_HEADER
 from babelbus.records.ingest import ChecksumError, parse_many
 from babelbus.records.record import RecordBatch
-
-REFUSALS = (UnknownTopicError, AccessRefusedError)
-WRONG_CHECKSUM = Receipt.refused(ChecksumError("the CRC of a record is wrong"))
 
 
 class Publisher:
@@ -69,7 +67,7 @@ class Publisher:
 
     def _refused(self, record: CreateRecord, client: Client) -> Receipt:
         """Return the receipt of a record whose checksum is wrong."""
-        return self._refuse(record.topic, client) or WRONG_CHECKSUM
+        return self._refuse(record.topic, client) or self._reject(ChecksumError("the CRC of a record is wrong"))
 
     def _create(self, topic: str, records: Sequence[CreateRecord], client: Client) -> Receipt:
         content = Payloads([record.payload for record in records], [record.timestamp for record in records])
@@ -91,7 +89,7 @@ class Publisher:
                 continue
             batch = next(batches)
             places.append(
-                self._store(request, batch, client) if isinstance(batch, RecordBatch) else Receipt.refused(batch)
+                self._store(request, batch, client) if isinstance(batch, RecordBatch) else self._reject(batch)
             )
         created = self._answers[Outcome.RECORDS_CREATED]
 
@@ -103,10 +101,16 @@ class Publisher:
     def _refuse(self, topic: str, client: Client) -> Receipt | None:
         """Return the refusal of whatever is published to a topic, `None` if the client may publish something there."""
         if not self._broker.has_topic(topic):
-            return Receipt.refused(self._broker.why_not_open(client, topic))
+            return self._reject(self._broker.why_not_open(client, topic))
         if self._broker.may_some(client, Action.PUBLISH, topic):
             return None
         return Receipt.refused(refusal(client, Action.PUBLISH, topic))
+
+    def _reject(self, error: BabelbusError) -> Receipt:
+        """Return the receipt of what does not come as far as the broker, and count it."""
+        if not isinstance(error, UnknownTopicError):
+            count_failures(self._metrics, (PROTOCOL,), error)
+        return Receipt.refused(error)
 
     def _store(self, request: CreateRecords, batch: RecordBatch, client: Client) -> Receipt:
         return self._broker.publish(
@@ -129,21 +133,17 @@ class Publisher:
         def answer() -> bytes | bytearray:
             if len(places) == 1:
                 receipt = places[0]
-                return self._sealer.seal(refusal_of(receipt, self._answers, self._metrics) or created(receipt))
-            contents = {
-                receipt: refusal_of(receipt, self._answers, self._metrics) or created(receipt) for receipt in receipts
-            }
+                return self._sealer.seal(refusal_of(receipt, self._answers) or created(receipt))
+            contents = {receipt: refusal_of(receipt, self._answers) or created(receipt) for receipt in receipts}
             return self._sealer.seal_many([contents[receipt] for receipt in places])
 
         self._outbox.answer_when(receipts, answer, size)
 
 
-def refusal_of(receipt: Receipt, answers: Answers, metrics: Metrics) -> bytes | None:
-    """Return the answer to what was not stored, and count it; the outcomes of 12 and 13 have the same bytes."""
+def refusal_of(receipt: Receipt, answers: Answers) -> bytes | None:
+    """Return the answer to what was not stored; the outcomes of 12 and 13 have the same bytes."""
     error = receipt.error
     if error is None:
         return None
-    if not isinstance(error, REFUSALS):
-        metrics.publish_errors_total.labels(PROTOCOL, failure_reason(error)).inc()
     outcome = Outcome.CREATE_RECORDS_REPEAT if error.retriable else Outcome.CREATE_RECORDS_REFUSED
     return answers[outcome]

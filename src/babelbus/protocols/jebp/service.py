@@ -43,9 +43,7 @@ class JebpService(StreamService):
         if context.administer is not None:
             self.methods["admin"] = admin.make_method(context.administer)
 
-        self._batches = Batches(
-            context.broker, answers(context.config.jebp.status), context.metrics, context.crowd.may_serve
-        )
+        self._batches = Batches(context.broker, answers(context.config.jebp.status), context.crowd.may_serve)
 
     async def start(self) -> None:
         """Start to listen.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from babelbus.config import SbusSettings
 from babelbus.core.access import Identity
 from babelbus.core.fanout import Fan, Fanout
-from babelbus.core.publish import Publication, Publish, failure_reason
+from babelbus.core.publish import Publication, Publish
 from babelbus.core.receipt import DONE, Promise, Receipt
 from babelbus.core.record import Event
 from babelbus.core.router import Route, Router, Subscription
@@ -144,7 +144,6 @@ class Hub:
     def _note_receipt(self, receipt: Receipt) -> None:
         # sbus has no answer that could tell its publisher: the operator is told.
         if receipt.error is not None:
-            self._metrics.publish_errors_total.labels(PROTOCOL, failure_reason(receipt.error)).inc()
             log.warning("sbus: events were not recorded: %s", receipt.error)
 
     # -- from the core -----------------------------------------------------------------------------------------------
