@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import grpc
 import msgspec
 import pytest
 
+from babelbus.clock import SystemClock
 from babelbus.config import (
     AdminSettings,
     Config,
@@ -51,6 +53,7 @@ FIRST = {
     "eventmesh-admin": (GET, b"HTTP/1.1"),
     "admin": (GET.replace(b" / ", b" /ready "), b"HTTP/1.1 200"),
 }
+DAY_MS = 86_400_000
 OTHERS = {"jebp", "sbus", "eventmesh-grpc"}
 """A handshake of its own, a unix socket, and a listener that gRPC opens."""
 
@@ -78,14 +81,16 @@ def all_listeners(folder: Path, tls: TlsSettings, seconds: float = 30.0, process
 
 
 @contextlib.contextmanager
-def connected(live: LiveServer, listener: str, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
+def connected(
+    live: LiveServer, listener: str, context: ssl.SSLContext | None, session: ssl.SSLSession | None = None
+) -> Iterator[Any]:
     host, _, port = live.server.addresses[listener].rpartition(":")
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(socket.create_connection((host, int(port)), timeout=SAFETY_NET_SECONDS))
         if context is None:
             yield plain
         else:
-            yield stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+            yield stack.enter_context(context.wrap_socket(plain, server_hostname="localhost", session=session))
 
 
 def ask(client: socket.socket, listener: str) -> None:
@@ -98,6 +103,11 @@ def ask(client: socket.socket, listener: str) -> None:
         assert data, "closed"
         answer += data
     assert answer.startswith(beginning), answer
+
+
+def ask_again(client: socket.socket) -> None:
+    client.sendall(GET)
+    assert client.recv(65536)
 
 
 def read_to_end(client: socket.socket) -> bytes:
@@ -272,6 +282,67 @@ def test_grpc_requires_a_certificate_too(tmp_path: Path, authority: Authority, p
         for credentials, status in ((known, "UNIMPLEMENTED"), (grpc.ssl_channel_credentials(root), "UNAVAILABLE")):
             with grpc.secure_channel(address, credentials) as channel:
                 assert call_grpc(channel) == status
+
+
+class ShiftedClock(SystemClock):
+    """The time of this machine, and a day more once `shift_ms` is set."""
+
+    __slots__ = ("shift_ms",)
+
+    def __init__(self) -> None:
+        self.shift_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.shift_ms
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_connection_ends_when_the_certificate_of_its_client_expires(
+    tmp_path: Path, authority: Authority, processes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tls = settings_of(authority, client_ca_file=str(authority.path), client_certificates="optional")
+    context = authority.client_context(authority.issue("billing", last_day=datetime.now(UTC) + timedelta(hours=20)))
+    clock = ShiftedClock()
+    with (
+        LiveServer(all_listeners(tmp_path, tls, processes=processes), clock=clock) as live,
+        contextlib.ExitStack() as stack,
+    ):
+        clients = {listener: stack.enter_context(connected(live, listener, context)) for listener in FIRST}
+        stranger = stack.enter_context(connected(live, "worterbuch-tcp", authority.client_context()))
+        for listener, client in clients.items():
+            ask(client, listener)
+        live.call(live.server.certified.expire)
+        ask_again(clients["worterbuch"])
+        clock.shift_ms = DAY_MS
+        live.call(live.server.certified.expire)
+        for client in clients.values():
+            read_to_end(client)
+        ask(stranger, "worterbuch-tcp")
+        assert "closing: the certificate of the client has expired" in caplog.text
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_session_of_tls_is_not_resumed_once_its_certificate_has_expired(
+    tmp_path: Path, authority: Authority, processes: int, version: ssl.TLSVersion
+) -> None:
+    tls = settings_of(authority, client_ca_file=str(authority.path), client_certificates="optional")
+    context = authority.client_context(authority.issue("billing", last_day=datetime.now(UTC) + timedelta(hours=20)))
+    context.maximum_version = version
+    clock = ShiftedClock()
+    with LiveServer(all_listeners(tmp_path, tls, processes=processes), clock=clock) as live:
+        with connected(live, "worterbuch", context) as client:
+            ask(client, "worterbuch")
+            session = client.session
+        with connected(live, "worterbuch", context, session) as client:
+            ask(client, "worterbuch")
+            assert client.session_reused or processes > 1  # the other process of an edge begins a session anew
+        clock.shift_ms = DAY_MS
+        with contextlib.suppress(OSError), connected(live, "worterbuch", context, session) as client:
+            client.sendall(GET)
+            assert read_to_end(client) == b""
+        live.until(lambda: refusals(live, "worterbuch", "tls") == 1)
 
 
 def test_an_old_version_of_tls_is_refused(tmp_path: Path, authority: Authority) -> None:

@@ -56,6 +56,7 @@ from babelbus.link.lobby import Lobby
 from babelbus.link.peer import LOCAL_SILENCE_SECONDS, SILENCE_SECONDS, Peer
 from babelbus.link.security import LinkTls
 from babelbus.link.transport import LinkedTls, LinkedTransport
+from babelbus.listening.certificates import read_peer_certificate
 from babelbus.listening.door import Arrival, Place, name_of
 from babelbus.listening.entrances import Entrance, Entrances
 from babelbus.listening.fronts import FrontPlan
@@ -347,6 +348,10 @@ class CoreLink(Peer):
             return  # refused, or closed here meanwhile
         transport.secure(LinkedTls(secured))
         place, arriving.place = arriving.place, None
+        if place is not None and not place.certify(read_peer_certificate(transport.get_extra_info("ssl_object"))):
+            place.leave()
+            transport.abort()
+            return
         self._begin(arriving.entrance, transport, place)
 
     def _lose(self, number: int, loss: Loss) -> None:

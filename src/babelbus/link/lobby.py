@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from babelbus.limited_log import LimitedLog
+from babelbus.listening.certificates import PeerCertificate
 from babelbus.listening.crowd import name_network
 from babelbus.listening.door import Arrival, Place, name_of
 
@@ -76,6 +77,10 @@ class Seat(Place):
     def finish_handshake(self) -> None:
         """Count the connection as one of an edge."""
         self._lobby.remove(self)
+
+    def certify(self, certificate: PeerCertificate | None) -> bool:
+        """Return `True`: a link is checked at its handshake alone."""
+        return True
 
     def leave(self) -> None:
         """Count the connection as closed."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import ssl
 import threading
@@ -211,6 +212,8 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     """Common names of the subject, for certificates without alternative names."""
     fingerprint: str
     """SHA-256 of the certificate in hexadecimal digits."""
+    ends_ms: float = math.inf
+    """When the certificate expires, in milliseconds since 1970-01-01 UTC."""
 
 
 def read_peer_certificate(ssl_object: Any) -> PeerCertificate | None:
@@ -228,6 +231,7 @@ def read_peer_certificate(ssl_object: Any) -> PeerCertificate | None:
         dns_names=tuple(value for kind, value in names if kind == "DNS"),
         common_names=tuple(value for kind, value in subject if kind == "commonName"),
         fingerprint=hashlib.sha256(ssl_object.getpeercert(True)).hexdigest(),
+        ends_ms=ssl.cert_time_to_seconds(fields["notAfter"]) * 1000,
     )
 
 

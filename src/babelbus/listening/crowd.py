@@ -7,6 +7,7 @@ import msgspec
 
 from babelbus.config import ServerSettings
 from babelbus.errors import ConfigError
+from babelbus.listening.certified import Certified
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 NETWORK_BITS = 64
@@ -31,6 +32,8 @@ class Crowd:
         self.handshakes_max = settings.handshakes_per_address_max
         self._uncounted = read_networks("server.uncounted_networks", settings.uncounted_networks)
         self._counts: dict[str, _Count] = {}
+        self.certified: Certified | None = None
+        """Ends the connections of clients whose certificates expire."""
         self.may_serve: Callable[[], bool] | None = None
         """Returns whether the lease of the cluster is valid, so that clients may be served; `None` without a lease."""
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from babelbus.descriptors import is_reserved
 from babelbus.limited_log import LimitedLog
-from babelbus.listening.certificates import explain
+from babelbus.listening.certificates import PeerCertificate, explain, read_peer_certificate
 from babelbus.listening.crowd import Crowd
 from babelbus.metrics import Metrics
 
@@ -43,11 +43,33 @@ class Place:
         """Record that the client has proved who it is: it gives way to nobody."""
         self._door.unproved.remove(self)
 
+    def certify(self, certificate: PeerCertificate | None) -> bool:
+        """End the connection when the certificate of its client expires; return whether it may begin.
+
+        A client that resumes a session of TLS shows the certificate of that session, which may have expired since.
+        """
+        certified = self._door.crowd.certified
+        if certificate is None or certified is None or certified.add(self, certificate.ends_ms):
+            return True
+        self._door.refuse(logging.INFO, self._peer, "tls", "the certificate of the client has expired")
+        return False
+
+    def end(self, text: str) -> None:
+        """Close the connection, and write why into the log."""
+        self._door.note(logging.INFO, self._peer, "end", f"closing: {text}")
+        self._transport.abort()
+
+    @property
+    def _peer(self) -> str:
+        return name_of(self._transport.get_extra_info("peername"))
+
     def leave(self) -> None:
         """Count the connection as closed; it may have given way before."""
         if self._left:
             return
         self._left = True
+        if self._door.crowd.certified is not None:
+            self._door.crowd.certified.remove(self)
         self.finish_handshake()
         self._door.unproved.remove(self)
         self._door.count -= 1
@@ -56,7 +78,7 @@ class Place:
 
     def give_way(self, text: str) -> None:
         """Close the connection, which makes room for another one."""
-        self._door.refuse(logging.INFO, name_of(self._transport.get_extra_info("peername")), "limit", text)
+        self._door.refuse(logging.INFO, self._peer, "limit", text)
         self.leave()
         self._transport.abort()
 
@@ -258,6 +280,11 @@ class Arrival(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport) -> None:
         guest = self._guest
+        if self._place is not None and not self._place.certify(
+            read_peer_certificate(transport.get_extra_info("ssl_object"))
+        ):
+            self._give_up()
+            return
         guest.place = self._place
         transport.set_protocol(guest)  # type: ignore[arg-type]  # it has the methods of one
         guest.connection_made(transport)

@@ -13,7 +13,7 @@ from typing import Any
 from babelbus.clock import Clock
 from babelbus.core.quotas import Quotas
 from babelbus.limited_log import LimitedLog
-from babelbus.listening.certificates import Tls
+from babelbus.listening.certificates import Tls, read_peer_certificate
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.door import Arrival, Door
 from babelbus.listening.entrances import Entrance, Entrances
@@ -200,6 +200,10 @@ class Listeners:
         if transport.get_extra_info("ssl_object") is not None:  # such a client has its place before it begins
             connection.place = self._door.enter(transport)
             if connection.place is None:
+                return
+            if not connection.place.certify(read_peer_certificate(transport.get_extra_info("ssl_object"))):
+                connection.place.leave()
+                transport.abort()
                 return
         transport.set_protocol(connection)
         connection.connection_made(transport)

@@ -25,6 +25,7 @@ from babelbus.core.settings import TopicSettings
 from babelbus.errors import ConfigError
 from babelbus.identities.proofs import Proofs
 from babelbus.listening.certificates import Certificates
+from babelbus.listening.certified import Certified
 from babelbus.listening.connections import Connected
 from babelbus.listening.crowd import Crowd
 from babelbus.listening.entrances import Entrances
@@ -112,6 +113,8 @@ class Server:
         self._lock: File | None = None
         self.certificates = Certificates(config.tls)
         """Those of the listeners; the files in it are loaded again when they change."""
+        self.certified = Certified(self.clock)
+        """Connections of clients that have shown certificates."""
         self.quotas = Quotas(config.quotas, self.clock, self.metrics)
         self.entrances = Entrances(elsewhere=config.server.processes > 1)
         self._core_end: CoreEnd | None = None
@@ -186,6 +189,7 @@ class Server:
         self.changes.watch(self.broker)
         self.gate.watch()
         self.certificates.watch()
+        self.certified.watch()
         if self.cluster is None:  # a member has done it before
             gc.collect()
             gc.freeze()
@@ -359,6 +363,7 @@ class Server:
 
     async def _listen(self) -> None:
         crowd = Crowd(self.config.server)
+        crowd.certified = self.certified
         cluster = self.cluster
         if cluster is not None:
             crowd.may_serve = cluster.may_serve
@@ -506,6 +511,7 @@ class Server:
         if self.history is not None:
             self.history.stop()
         await self.certificates.stop()
+        self.certified.close()
         if self._cleaner is not None:
             self._cleaner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
