@@ -276,6 +276,30 @@ async def test_a_file_is_a_key_set_too(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_place_that_cannot_be_read_leaves_no_descriptor_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = KeySet(str(tmp_path), ManualClock(), Metrics(), fetch_seconds_max=60)
+    assert not await keys.refresh()
+    before = len(os.listdir("/proc/self/fd"))
+    assert not await keys.refresh()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert f"cannot fetch the keys of {tmp_path}: Is a directory; 0 keys" in caplog.text
+
+
+@in_loop
+async def test_a_pipe_whose_writer_is_silent_is_no_key_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        assert not await KeySet(str(path), ManualClock(), Metrics(), fetch_seconds_max=60).refresh()
+    finally:
+        os.close(writer)
+    assert "is no key set" in caplog.text
+
+
+@in_loop
 async def test_results_of_fetches_are_counted() -> None:
     async with provider() as source:
         metrics = Metrics()

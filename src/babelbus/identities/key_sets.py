@@ -160,12 +160,18 @@ class KeySet:
             return bytes(content)
 
     def _read_file(self) -> bytes:
-        descriptor = os.open(self.place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer waits
-        with os.fdopen(descriptor, "rb") as file:
-            content = file.read(SET_BYTES_MAX + 1)
+        try:
+            with open(self.place, "rb", opener=_open_at_once) as file:
+                content = file.read(SET_BYTES_MAX + 1) or b""  # `None` of a pipe into which nothing is written yet
+        except OSError as error:
+            raise KeySetError(error.strerror or str(error)) from error
         if len(content) > SET_BYTES_MAX:
             raise KeySetError(f"the file has over {SET_BYTES_MAX} bytes")
         return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer waits
 
 
 def _check_url(url: str) -> None:
