@@ -1,8 +1,7 @@
 """Key sets (JWKS) of a url or a file: fetched in the background, kept when a fetch fails.
 
 A provider that hangs, fails or answers nonsense changes nothing: the keys of the last good answer stay. A token that
-names an unknown key asks for a fetch, at most one in 30 s; key ids that the fetched set lacks are remembered, so that
-tokens with made-up ids cause no fetch each.
+names an unknown key asks for a fetch, at most one in 30 s, so tokens with made-up ids cause no more fetches than that.
 """
 
 import asyncio
@@ -30,9 +29,6 @@ KEYS_MAX: Final = 32
 REFRESH_SECONDS: Final = 300.0
 FETCH_SECONDS_MIN: Final = 30.0
 FETCH_SECONDS_MAX: Final = 10.0
-UNKNOWN_SECONDS: Final = 300.0
-UNKNOWN_MAX: Final = 1_000
-KEY_ID_MAX: Final = 255
 
 
 class _Set(msgspec.Struct, frozen=True):
@@ -64,7 +60,6 @@ class KeySet:
         self._fetches = metrics.key_set_fetches_total
         self._fetch_seconds_max = fetch_seconds_max
         self._keys: dict[str | None, list[Key]] = {}
-        self._unknown: dict[str, float] = {}
         self._fetched_at: float | None = None
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -89,23 +84,17 @@ class KeySet:
         """
         keys = [key for some in self._keys.values() for key in some] if key_id is None else self._keys.get(key_id, [])
         if not keys:
-            self._ask(key_id)
-            raise UnknownKeyError("the key of this token is not known; try again in some seconds")
+            self._ask()
+            raise UnknownKeyError("the key of this token is not known; try again in half a minute")
         return keys
 
-    def _ask(self, key_id: str | None) -> None:
-        """Fetch soon, unless the key id was not in a set that was fetched in the last minutes."""
-        now = self._clock.monotonic()
-        if key_id is not None and (len(key_id) > KEY_ID_MAX or now < self._unknown.get(key_id, now)):
-            return
-        if self._fetched_at is not None and now - self._fetched_at < FETCH_SECONDS_MIN:
-            return  # not remembered: no set that was fetched since lacks it
-        if key_id is not None:
-            self._unknown.pop(key_id, None)
-            while len(self._unknown) >= UNKNOWN_MAX:
-                del self._unknown[next(iter(self._unknown))]
-            self._unknown[key_id] = now + UNKNOWN_SECONDS
-        self._asked.set()
+    def _ask(self) -> None:
+        """Fetch soon, unless the last fetch was less than half a minute ago.
+
+        That a fetched set lacks a key is not remembered: the provider may add the key a second later.
+        """
+        if self._fetched_at is None or self._clock.monotonic() - self._fetched_at >= FETCH_SECONDS_MIN:
+            self._asked.set()
 
     async def _run(self) -> None:
         while True:
@@ -127,7 +116,6 @@ class KeySet:
             keys = _read_set(content)
         except (OSError, aiohttp.ClientError, KeySetError, ValueError) as error:  # TimeoutError is an OSError
             self._fetches.labels("failed").inc()
-            self._unknown.clear()  # nobody has said that these keys are not there
             reason = str(error) or type(error).__name__
             if isinstance(error, TimeoutError):
                 reason = f"no answer within {self._fetch_seconds_max:g} s"
@@ -136,8 +124,6 @@ class KeySet:
             return False
         self._fetches.labels("ok").inc()
         self._keys = keys
-        for key_id in [key_id for key_id in self._unknown if key_id in keys]:
-            del self._unknown[key_id]
         return True
 
     async def _read_url(self) -> bytes:
