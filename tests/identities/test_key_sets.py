@@ -172,9 +172,14 @@ async def test_a_key_that_the_provider_removed_proves_nothing_after_the_next_fet
     async with provider() as source:
         keys = key_set(source)
         await keys.refresh()
+        removed = Verifier(keys).verify(token(0), 0).key
+        assert not keys.has_lost(removed)
         source.answer = content(document(1))
         await keys.refresh()
         assert Verifier(keys).verify(token(1), 0).principal == "alice"
+        assert keys.has_lost(removed)  # what the token has opened ends
+        assert not keys.has_lost(Verifier(keys).verify(token(1), 0).key)
+        assert not key_set(source).has_lost(removed)  # nothing was fetched yet
         with pytest.raises(UnknownKeyError):
             Verifier(keys).verify(token(0), 0)
 

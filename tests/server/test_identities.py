@@ -63,6 +63,31 @@ def test_tokens_of_a_key_set_are_taken_and_those_of_other_keys_are_not(tmp_path:
         assert ask(token_of(0)) == 200
 
 
+def test_a_stream_ends_when_the_key_of_its_token_is_removed_from_the_set(tmp_path: Path) -> None:
+    keys = [ed25519.Ed25519PrivateKey.generate() for _ in range(2)]
+    place = tmp_path / "keys.json"
+    place.write_text(json.dumps({"keys": [jwk_of(key, kid="one id for all") for key in keys]}))
+    content = {"sub": "me", "name": "me", "exp": 2e9, "worterbuchPrivileges": {"read": ["#"]}}
+    tokens = [jwt.encode(content, key, "EdDSA", headers={"kid": "one id for all"}) for key in keys]
+    with serve(tmp_path, auth_key_set=str(place)) as live:
+        service = live.server.services["worterbuch"]
+        assert isinstance(service, WorterbuchService)
+        keys_of_set = service._key_set
+        assert keys_of_set is not None
+        live.until(lambda: bool(keys_of_set._keys))
+        removed, kept = [f"Bearer {one}" for one in tokens]
+        path = "/api/v1/subscribe/a?liveOnly"
+        with Events(live, path, authorization=removed) as events, Events(live, path, authorization=kept):
+            live.call(service.hub.tick)
+            assert len(service.hub.clients) == 2
+            place.write_text(json.dumps({"keys": [jwk_of(keys[1], kid="one id for all")]}))
+            assert live.call(keys_of_set.refresh)
+            live.call(service.hub.tick)
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                events.response.read()
+            live.until(lambda: len(service.hub.clients) == 1)
+
+
 def test_a_stream_ends_with_its_token(tmp_path: Path) -> None:
     with serve(tmp_path, auth_key_file=secret_file(tmp_path, "key", SECRET)) as live:
         path, bearer = "/api/v1/subscribe/a?liveOnly", token({"read": ["#"]}, exp=2e9)

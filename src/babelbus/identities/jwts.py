@@ -4,6 +4,7 @@ The key chooses the algorithms, never the token: else a client that knows a publ
 of an HMAC. `exp` is required; the session that a token opened ends with it (`Proof.ends_seconds`).
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -14,7 +15,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, SECP521R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from jwt.algorithms import Algorithm, ECAlgorithm, HMACAlgorithm, OKPAlgorithm, RSAAlgorithm, RSAPSSAlgorithm
 
 from babelbus.errors import ConfigError
@@ -57,6 +58,8 @@ class Key(msgspec.Struct, frozen=True):
 
     value: Any
     algorithms: tuple[str, ...]
+    fingerprint: str = ""
+    """SHA-256 of the public key in hexadecimal digits; empty for a key that cannot be removed from its set."""
 
 
 class Keys(Protocol):
@@ -69,6 +72,9 @@ class Keys(Protocol):
             UnknownKeyError: no key has this id yet.
         """
 
+    def has_lost(self, fingerprint: str) -> bool:
+        """Return whether a key was removed, so that the tokens that it has signed prove nothing any more."""
+
 
 class OneKey:
     """One configured key, which is asked whatever key id a token names."""
@@ -80,6 +86,10 @@ class OneKey:
         """Return the key."""
         return (self.key,)
 
+    def has_lost(self, fingerprint: str) -> bool:
+        """Return `False`: the key stays until the server stops."""
+        return False
+
 
 class Proof(msgspec.Struct, frozen=True):
     """The proof that a token is. `claims` are the bytes of its JSON object."""
@@ -88,6 +98,8 @@ class Proof(msgspec.Struct, frozen=True):
     claims: bytes
     ends_seconds: float
     """Unix time after which the token proves nothing, leeway included: a session that holds the token ends then."""
+    key: str = ""
+    """Fingerprint of the key that signed the token: a session that holds the token ends when the key is removed."""
 
 
 class _Claims(msgspec.Struct, frozen=True):
@@ -133,7 +145,7 @@ class Verifier:
         if len(token) > TOKEN_BYTES_MAX:
             raise InvalidProofError(f"a token of {len(token)} characters, limit {TOKEN_BYTES_MAX}")
         try:
-            claims = self._check_signature(token)
+            claims, key = self._check_signature(token)
         except (jwt.PyJWTError, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise InvalidProofError(f"no valid token: {error}") from error
         try:
@@ -148,14 +160,15 @@ class Verifier:
             raise MisfitProofError("the token is of another issuer")
         if not self._is_for_us(known.aud):
             raise MisfitProofError("the token is for another audience")
-        return Proof(self._principal_of(claims), claims, known.exp + LEEWAY_SECONDS)
+        return Proof(self._principal_of(claims), claims, known.exp + LEEWAY_SECONDS, key)
 
     def _is_for_us(self, named: str | list[str] | msgspec.UnsetType | None) -> bool:
         if self._audience is None:
             return named is msgspec.UNSET
         return self._audience == named or (isinstance(named, list) and self._audience in named)
 
-    def _check_signature(self, token: str) -> bytes:
+    def _check_signature(self, token: str) -> tuple[bytes, str]:
+        """Return the claims of a token, and the fingerprint of the key that signed it."""
         # The header counts for the choice of the key alone; the key says which algorithms there are.
         key_id = jwt.get_unverified_header(token).get("kid")
         keys = self.keys.find(key_id if isinstance(key_id, str) else None)
@@ -163,7 +176,7 @@ class Verifier:
         for key in keys:
             try:
                 content: bytes = self._signatures.decode(token, key.value, algorithms=list(key.algorithms))
-                return content
+                return content, key.fingerprint
             except jwt.PyJWTError as failure:
                 error = failure
         raise error
@@ -239,7 +252,10 @@ def key_of(jwk: Mapping[str, Any]) -> Key | None:
     named = jwk.get("alg")
     if named is not None:
         algorithms = tuple(name for name in algorithms if name == named)
-    return Key(key, algorithms) if algorithms else None
+    if not algorithms:
+        return None
+    content = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined]
+    return Key(key, algorithms, hashlib.sha256(content).hexdigest())
 
 
 __all__ = ["Key", "Keys", "OneKey", "Proof", "UnknownKeyError", "Verifier", "key_of", "public_key", "secret_key"]

@@ -60,6 +60,7 @@ class KeySet:
         self._fetches = metrics.key_set_fetches_total
         self._fetch_seconds_max = fetch_seconds_max
         self._keys: dict[str | None, list[Key]] = {}
+        self._fingerprints: set[str] = set()
         self._fetched_at: float | None = None
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +88,10 @@ class KeySet:
             self._ask()
             raise UnknownKeyError("the key of this token is not known; try again in half a minute")
         return keys
+
+    def has_lost(self, fingerprint: str) -> bool:
+        """Return whether the set, once it was fetched, lacks a key."""
+        return bool(fingerprint and self._keys) and fingerprint not in self._fingerprints
 
     def _ask(self) -> None:
         """Fetch soon, unless the last fetch was less than half a minute ago.
@@ -124,6 +129,7 @@ class KeySet:
             return False
         self._fetches.labels("ok").inc()
         self._keys = keys
+        self._fingerprints = {key.fingerprint for some in keys.values() for key in some}
         return True
 
     async def _read_url(self) -> bytes:

@@ -54,6 +54,15 @@ class Access:
         self.identity = self._keeper.identify(self.name, self.source)
         self.state = self._keeper.state_for(self.identity)
 
+    def find_end(self, now_seconds: float) -> str | None:
+        """Return why the token of the client proves nothing any more at this time (Unix), `None` while it does."""
+        if now_seconds > self.ends_seconds:
+            return "the token has expired"
+        verifier, privileges = self._keeper.verifier, self.privileges
+        if privileges is not None and verifier is not None and verifier.has_lost(privileges.key):
+            return "the key of the token was removed"
+        return None
+
     @property
     def free(self) -> bool:
         """Whether no request needs a privilege of a token."""

@@ -117,8 +117,9 @@ class Hub:
         self.commit()
         now_seconds = self.keeper.now_seconds()
         for session in list(self.clients.values()):
-            if now_seconds > session.access.ends_seconds:
-                session.end("the token has expired")
+            end = session.access.find_end(now_seconds)
+            if end is not None:
+                session.end(end)
             else:
                 session.tick()
         for connection in list(self.ticking):

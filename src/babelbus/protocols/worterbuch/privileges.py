@@ -49,6 +49,8 @@ class Privileges(msgspec.Struct, frozen=True):
     """Unix time at which the privileges end, and with them every connection and stream that the token opened."""
     principal: str = ""
     """The name of the principal of the table of access."""
+    key: str = ""
+    """Fingerprint of the key that signed the token, if the key is one of a set."""
 
     def may(self, privilege: Privilege, pattern: str) -> bool:
         """Return whether this is granted for a key or a pattern."""
@@ -86,6 +88,8 @@ class Verifier:
         name = msgspec.defstruct("Name", [("principal", str)], rename={"principal": claim})
         self._decode_name: Callable[[bytes], Any] = msgspec.json.Decoder(name).decode
         self._tokens = jwts.Verifier(keys, issuer=issuer, audience=audience)
+        self.has_lost = keys.has_lost
+        """Returns whether a key, named by its fingerprint, was removed from the set."""
 
     def verify(self, token: str, now_seconds: float) -> Privileges:
         """Return what a token proves at this time (Unix), and until when, with a minute's leeway.
@@ -115,6 +119,7 @@ class Verifier:
             bool(granted.web_login),
             proof.ends_seconds,
             principal,
+            proof.key,
         )
 
 
