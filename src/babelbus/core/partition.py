@@ -364,6 +364,26 @@ class Partition:
         end = self.high_watermark if end_offset is None else min(end_offset, self.high_watermark)
         return await self.ask(lambda: self.log.read(offset, bytes_max, end))
 
+    async def read_since(self, timestamp: int, bytes_max: int, end_offset: int | None = None) -> Chunk:
+        """Return records as `read` does, from the first visible one on whose timestamp (ms) is `timestamp` or later.
+
+        Without such a record the chunk is empty, and ends at the high watermark.
+
+        Raises:
+            CorruptRecordError, StorageError: as `read`.
+        """
+        while True:
+            end = max(self.high_watermark, self.log.first_offset)
+            offset = await self.find_time(timestamp)
+            if offset is None:
+                return Chunk(b"", end, end)
+            try:
+                return await self.read(offset, bytes_max, end_offset)
+            except OffsetOutOfRangeError:
+                if offset >= self.log.first_offset:
+                    raise
+                # Retention has removed the record meanwhile; those behind it are later.
+
     async def find_time(self, timestamp: int) -> int | None:
         """Return the offset of the first visible record whose timestamp (ms) is `timestamp` or later, or `None`.
 

@@ -27,6 +27,7 @@ from babelbus.client import (
 from babelbus.config import Config, JebpSettings
 from babelbus.core.access import SERVER, Rights
 from babelbus.core.groups.settings import BEGINNING
+from babelbus.core.partition import Partition
 from babelbus.core.record import Event
 from babelbus.core.subject import exactly
 from babelbus.errors import LocalProtocolError, RemoteProtocolError
@@ -360,6 +361,32 @@ async def test_one_partition_is_fetched_from_an_offset_or_a_time_up_to_an_end(tm
         assert part.batch is not None
         assert (part.batch.base_offset, part.next_offset) == (10, 10 + len(part.batch))
         assert 0 < len(part.batch.data) <= 100
+
+
+@in_loop
+async def test_a_fetch_from_a_time_goes_on_when_retention_removes_the_record_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_time = Partition.find_time
+
+    async def find_and_clean(partition: Partition, timestamp: int) -> int | None:
+        found = await find_time(partition, timestamp)
+        await partition.clean(NOW)
+        return found
+
+    async with serving(tmp_path) as server, client_of(server, tmp_path) as client:
+        for name in ("one", "two"):
+            settings = {"segment_bytes": 65_536, "retention_records": 1}
+            topic = await server.broker.create_topic(name, 1, settings, principal=SERVER)
+            for number in range(4):
+                await client.publish(name, b"%d" % number + b"x" * 40_000)
+            assert topic.partitions[0].log.first_offset == 0
+        monkeypatch.setattr(Partition, "find_time", find_and_clean)
+        one = await client.fetch_partition("one", 0, timestamp=0)
+        assert one.batch is not None
+        assert [record.offset for record in one.batch.records()][-1] == 3
+        two = await client.fetch("two", timestamp=0)
+        assert [record.offset for record in two.batches[0].records()][-1] == 3
 
 
 @in_loop

@@ -36,6 +36,7 @@ from babelbus.protocols.jebp.partition_codec import (
 )
 from babelbus.protocols.jebp.status import Outcome
 from babelbus.records.format import CorruptRecordError
+from babelbus.storage.contract import Chunk
 from babelbus.storage.errors import OffsetOutOfRangeError
 
 log = logging.getLogger(__name__)
@@ -193,22 +194,22 @@ def _damage(error: CorruptRecordError) -> str:
 
 async def _read(request: FetchPartition, partition: Partition, metrics: Metrics, bytes_max: int) -> Said:
     first, high_watermark = _bounds(partition)
-    start: int | None = request.start
-    if request.start_type != FROM_OFFSET:
-        start = await partition.find_time(request.start)
-    elif not first <= request.start <= high_watermark:
-        raise OffsetOutOfRangeError(request.start, first, high_watermark)
-    if start is None:
-        start = high_watermark
+    start = request.start
     stop = high_watermark if request.end == NO_OFFSET else min(request.end, high_watermark)
-    if start >= stop:
-        return Outcome.PARTITION_FETCHED, [fetched_head(start, first, high_watermark)]
     size = max(min(request.bytes_max, bytes_max - FETCHED_HEAD_BYTES), 0)
-    chunk = await partition.read(start, size, stop)
+    if request.start_type != FROM_OFFSET:
+        chunk = await partition.read_since(start, size, stop)
+    elif not first <= start <= high_watermark:
+        raise OffsetOutOfRangeError(start, first, high_watermark)
+    elif start >= stop:
+        return Outcome.PARTITION_FETCHED, [fetched_head(start, first, high_watermark)]
+    else:
+        chunk = await partition.read(start, size, stop)
     if len(chunk.data) > size:
         return Outcome.PARTITION_RECORD_TOO_LARGE, []
-    if chunk.data:
-        metrics.topic_fetched(PROTOCOL, request.topic).inc(chunk.next_offset - chunk.base_offset, len(chunk.data))
+    if not chunk.data:
+        return Outcome.PARTITION_FETCHED, [fetched_head(chunk.next_offset, first, high_watermark)]
+    metrics.topic_fetched(PROTOCOL, request.topic).inc(chunk.next_offset - chunk.base_offset, len(chunk.data))
     return Outcome.PARTITION_FETCHED, [fetched_head(chunk.next_offset, first, high_watermark), chunk.data]
 
 
@@ -311,23 +312,20 @@ class Subscription:
         for name, topic in subscribed.items():
             shown = name if root is None else root.relative(name)
             for partition in list(topic.partitions):
+                head_bytes = len(batch_head(shown, partition.number, 0))
                 try:
-                    offset = await _start_of(partition, request)
+                    chunk = await _read_from(partition, request, max(left - head_bytes, 0))
                 except OffsetOutOfRangeError:
                     continue
                 known = True
-                if offset is None or offset == partition.high_watermark:
+                if not chunk.data:
                     continue
-                head_bytes = len(batch_head(shown, partition.number, 0))
-                chunk = await partition.read(offset, max(left - head_bytes, 0))
                 if len(chunk.data) > left - head_bytes:
                     if not parts:
                         return (
                             Outcome.FETCH_REFUSED,
                             [],
                         )  # its first record does not fit: the client has to ask for more
-                    continue
-                if not chunk.data:
                     continue
                 data = chunk.data if root is None else relative_chunk(chunk.data, root)
                 parts += (batch_head(shown, partition.number, len(data)), data)
@@ -339,14 +337,12 @@ class Subscription:
         return (Outcome.FETCHED, parts) if known else (Outcome.FETCH_NO_OFFSET, [encode_missing_offset(request.start)])
 
 
-async def _start_of(partition: Partition, request: Fetch) -> int | None:
-    """Return the offset at which a fetch begins in a partition, `None` when it has nothing to give.
+async def _read_from(partition: Partition, request: Fetch, bytes_max: int) -> Chunk:
+    """Return what a fetch reads in a partition, which may be nothing.
 
     Raises:
         OffsetOutOfRangeError: the partition does not have the offset.
     """
     if request.start_type != FROM_OFFSET:
-        return await partition.find_time(request.start)
-    if not partition.log.first_offset <= request.start <= partition.high_watermark:
-        raise OffsetOutOfRangeError(request.start, partition.log.first_offset, partition.high_watermark)
-    return request.start
+        return await partition.read_since(request.start, bytes_max)
+    return await partition.read(request.start, bytes_max)
