@@ -226,6 +226,17 @@ def test_credentials_of_every_kind_are_made_shown_once_rotated_and_removed(near:
     assert "chmod 600" in near.run("access", "list", "--token-file", str(file), code=1)
     file.chmod(0o600)
     near.run("access", "list", "--token-file", str(file))
+    for other in (
+        "-----BEGIN PRIVATE KEY-----\nMIGHAgEA\n-----END PRIVATE KEY-----\n",
+        f"token {secrets['token']}",
+        "é",
+        "",
+    ):
+        key = tmp_path / "other"
+        key.touch(mode=0o600)
+        key.write_text(other, encoding="utf-8")
+        said = near.run("access", "list", "--token-file", str(key), code=1)
+        assert said == f"babelbus: {key} holds no token, which is one word, such as bb_...; name the right file\n"
     rotated = near.run("principals", "rotate", "olga", "--token")
     assert "bb_" in rotated
     assert "wrong" in near.run("access", "list", "--token-file", str(file), code=1)

@@ -197,14 +197,16 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
         """Return the transport to the administration endpoint."""
         from babelbus.cli.api_http import HttpTransport, basic, bearer
         from babelbus.identities.key_files import read_key_file
-        from babelbus.web.token import read_token
+        from babelbus.web.token import check_token, read_token
 
         if self.user is not None and self.token_file is not None:
             raise click.UsageError("--user asks for a password, --token-file names a token: give one of them")
         if self.user is not None:
             proof = basic(self.user, self._password)
         elif self.token_file is not None:
-            proof = bearer(read_key_file(self.token_file).decode("ascii", "replace").strip())
+            token = read_key_file(self.token_file).decode("ascii", "replace").strip()
+            check_token(token, self.token_file)
+            proof = bearer(token)
         else:
             self.existing_folder()
             proof = bearer(read_token(self.folder))

@@ -35,7 +35,18 @@ def read_token(data_folder: str) -> str:
         raise TokenError(f"cannot read {path}: {error}") from error
     if not token:
         raise TokenError(f"{path} is empty; remove it, and the next start of the server makes a new one")
+    check_token(token, path)
     return token
+
+
+def check_token(token: str, path: str) -> None:
+    """Check that what a file holds can be a token. The error does not show it: it may be another secret.
+
+    Raises:
+        TokenError: it cannot.
+    """
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise TokenError(f"{path} holds no token, which is one word, such as bb_...; name the right file")
 
 
 def ensure_token(data_folder: str) -> str:
