@@ -49,6 +49,30 @@ def test_commands_show_a_certificate_where_it_is_required(tmp_path: Path, author
     try:
         assert "does not answer" in served.run("topics", "list", code=1)
         served.run("topics", "create", "orders", "--client-cert", str(both))
+        said = served.run("topics", "list", "--client-cert", str(cert), code=1)
+        assert f"--client-cert {cert}: " in said
+        assert "the certificate and its key in PEM" in said
+    finally:
+        served.stop()
+        served.kill_started()
+
+
+def test_a_certificate_proves_who_asks_where_there_is_no_data_folder(tmp_path: Path, authority: Authority) -> None:
+    more = f'client_ca_file = "{authority.path}"\nclient_certificates = "optional"\n'
+    served = serve(tmp_path, authority, more)
+    cert, key = authority.issue("operator")
+    both = tmp_path / "operator.pem"
+    both.write_bytes(cert.read_bytes() + key.read_bytes())
+    there = ("--admin", f"https://{served.ready['addresses']['admin']}", "--ca", str(authority.path))
+    elsewhere = (*there, "--data-folder", str(tmp_path / "none"))
+    try:
+        served.run("topics", "create", "orders")
+        served.run("principals", "add", "olga", "--tls-name", "cn", "operator")
+        served.run("access", "grant", "olga", "read", "#")
+        assert "orders" in served.run("topics", "list", *elsewhere, "--client-cert", str(both))
+        said = served.run("topics", "list", *elsewhere, code=1)
+        assert "nothing says who asks" in said
+        assert "--token-file, --user or --client-cert" in said
     finally:
         served.stop()
         served.kill_started()

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 class HttpTransport:
     """The endpoint of one server; requests go over TLS if there is a context.
 
-    `proof` is the header that says who asks; `is_of_folder` whether that is the token of the data folder.
+    `proof` is the header that says who asks, `None` where the certificate of the client does; `is_of_folder` whether
+    that is the token of the data folder.
     """
 
     def __init__(
-        self, address: str, proof: str, context: "ssl.SSLContext | None" = None, *, is_of_folder: bool = True
+        self, address: str, proof: str | None, context: "ssl.SSLContext | None" = None, *, is_of_folder: bool = True
     ) -> None:
         self.address = address
         self._is_of_folder = is_of_folder
@@ -71,7 +72,9 @@ class HttpTransport:
             connection = http.client.HTTPConnection(host, int(port), timeout=timeout_seconds)
         else:
             connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_seconds, context=self._context)
-        headers = {"Authorization": self._proof, "Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
+        if self._proof is not None:
+            headers["Authorization"] = self._proof
         try:
             try:
                 connection.request(method, path, content, headers)

@@ -201,17 +201,25 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
 
         if self.user is not None and self.token_file is not None:
             raise click.UsageError("--user asks for a password, --token-file names a token: give one of them")
+        proof: str | None = None
+        is_of_folder = False
         if self.user is not None:
             proof = basic(self.user, self._password)
         elif self.token_file is not None:
             token = read_key_file(self.token_file).decode("ascii", "replace").strip()
             check_token(token, self.token_file)
             proof = bearer(token)
-        else:
-            self.existing_folder()
+        elif os.path.isdir(self.folder):
+            is_of_folder = True
             proof = bearer(read_token(self.folder))
-        own = self.user is None and self.token_file is None
-        return HttpTransport(self.admin_address(), proof, self._admin_context(), is_of_folder=own)
+        elif not self.admin:
+            self.existing_folder()
+        elif self.client_cert is None:
+            raise CommandError(
+                f"nothing says who asks {self.admin}: name --token-file, --user or --client-cert, or the data folder "
+                "of its server with --data-folder"
+            )
+        return HttpTransport(self.admin_address(), proof, self._admin_context(), is_of_folder=is_of_folder)
 
     @cached_property
     def _password(self) -> str:
@@ -240,10 +248,14 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
 
         try:
             context = ssl.create_default_context(cafile=self.ca)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--ca {self.ca}: {error}; name a file with certificates in PEM") from error
+        try:
             if self.client_cert is not None:
                 context.load_cert_chain(self.client_cert, password="")
         except (OSError, ValueError) as error:
-            raise CommandError(f"cannot read {self.ca or ''} {self.client_cert or ''}: {error}") from error
+            advice = "name a file with the certificate and its key in PEM, without a password"
+            raise CommandError(f"--client-cert {self.client_cert}: {error}; {advice}") from error
         if running is not None and self.ca is None:
             # The address is that of the process which holds the lock of this data folder, on this machine; its
             # certificate is for the name by which others know it.
