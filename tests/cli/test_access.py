@@ -206,6 +206,11 @@ def test_credentials_of_every_kind_are_made_shown_once_rotated_and_removed(near:
     )
     secrets = {one["kind"]: one["secret"] for one in made["secrets"]}
     assert set(secrets) == {"token", "api-key"}
+    for wrong in ("0s", "36501d"):
+        said = near.run("principals", "add", "otto", "--token", "--expires", wrong, code=2)
+        assert f"'{wrong}' is not between 1ms and 36500d; without --expires it is valid for ever" in " ".join(
+            said.split()
+        )
     near.run("principals", "change", "olga", "--password", input="correct horse battery\n")
     near.run("principals", "change", "olga", "--tls-name", "dns", "olga.example", "--uid", "4711", "--gid", "4712")
     (shown,) = near.rows("principals", "show", "olga", "--json")

@@ -10,17 +10,26 @@ import msgspec
 
 from babelbus.cli.command import CommandError
 from babelbus.cli.output import note, print_line
-from babelbus.units import UnitError, parse_duration
+from babelbus.units import UnitError, format_duration, parse_duration
 
 Command = Callable[..., Any]
 NAME_KINDS = ("uri", "dns", "cn")
 
 
 def _read_lifetime(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    from babelbus.identities.proofs import LIFETIME_MS_MAX
+
     try:
-        return None if value is None else round(parse_duration(value) * 1000)
+        lifetime_ms = round(parse_duration(value) * 1000)
     except UnitError as error:
         raise click.BadParameter(str(error), ctx, param) from error
+    if not 0 < lifetime_ms <= LIFETIME_MS_MAX:
+        longest = format_duration(LIFETIME_MS_MAX / 1000)
+        text = f"{value!r} is not between 1ms and {longest}; without --expires it is valid for ever"
+        raise click.BadParameter(text, ctx, param)
+    return lifetime_ms
 
 
 class Asked(msgspec.Struct, frozen=True):
