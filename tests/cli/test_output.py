@@ -47,7 +47,22 @@ def test_a_payload_that_is_json_is_taken_as_it_is_written() -> None:
     assert parse_line(b'{"payload": null, "key": "k"}', 1)[0].payload is None
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b"[]", b'{"paylod": "a"}', b'{"payload_base64": "?"}', b"\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"paylod": "a"}',
+        b'{"payload_base64": "?"}',
+        b"\xff",
+        b'{"payload": "a", "timestamp": -5}',
+        b'{"payload": "a", "timestamp": 9223372036854775808}',
+        b'{"payload": "a", "attributes": 16}',
+        b'{"payload": "%b"}' % (b"a" * (2**24 + 1)),
+    ],
+    ids=len,
+)
 def test_a_line_that_is_no_record_is_named(line: bytes) -> None:
     with pytest.raises(LineError, match="line 7 is no record"):
         parse_line(line, 7)

@@ -102,11 +102,13 @@ def test_an_export_goes_through_a_pipe(served: Served, orders: str) -> None:
     assert done["records"] == 302
 
 
-def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: Served) -> None:
-    told = served.run("import", "half", "-", "--create", input='{"payload":"a"}\n{"paylod":"b"}\n', code=1)
+@pytest.mark.parametrize("wrong", ['{"paylod":"b"}', '{"payload":"b","timestamp":-1}'])
+def test_what_stands_before_a_wrong_line_is_imported_and_the_line_named(served: Served, wrong: str) -> None:
+    topic = f"half{len(wrong)}"
+    told = served.run("import", topic, "-", "--create", input=f'{{"payload":"a"}}\n{wrong}\n', code=1)
     assert "line 2 is no record" in told
     assert "1 record imported" in told
-    assert len(served.rows("fetch", "half", "--json")) == 1
+    assert len(served.rows("fetch", topic, "--json")) == 1
 
 
 @pytest.mark.parametrize("content", [None, '{"paylod":"b"}'])

@@ -12,6 +12,8 @@ from babelbus.cli.command import CommandError
 from babelbus.cli.times import parse_time
 from babelbus.clock import SystemClock
 from babelbus.errors import BabelbusError
+from babelbus.protocols.jebp.frames import FRAME_BYTES_MAX
+from babelbus.records.plain import ATTRIBUTES_KNOWN, INT64_MAX
 from babelbus.records.record import Record
 from babelbus.web.record_lines import bytes_of, headers_of
 
@@ -52,9 +54,26 @@ def parse_line(text: bytes, number: int) -> tuple[Record, int]:
         line = _DECODER.decode(text)
         key = bytes_of(line.key, line.key_base64)
         headers = headers_of(line.headers, line.headers_base64 or None)
-        return Record(_payload(line), key, headers, _timestamp(line), line.attributes), line.partition
+        record = Record(_payload(line), key, headers, _timestamp(line), line.attributes)
+        _check(record)
+        return record, line.partition
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, BabelbusError) as error:
         raise LineError(f"line {number} is no record: {error}") from error
+
+
+def _check(record: Record) -> None:
+    """Check what makes a record impossible to store: in a batch, it would cost the records in front of it as well.
+
+    Raises:
+        LineError: the record cannot be stored.
+    """
+    if not 0 <= record.timestamp <= INT64_MAX:
+        raise LineError(f"its time is milliseconds since 1970, not {record.timestamp}")
+    if not 0 <= record.attributes <= ATTRIBUTES_KNOWN:
+        raise LineError(f"its attributes are 0 to {ATTRIBUTES_KNOWN}, not {record.attributes}")
+    size = len(record.payload or b"")
+    if size > FRAME_BYTES_MAX:
+        raise LineError(f"its payload has {size:,} bytes, more than the {FRAME_BYTES_MAX:,} of a message")
 
 
 def _payload(line: Line) -> bytes | None:
