@@ -18,11 +18,12 @@ from babelbus.identities.errors import InvalidProofError, TooManyProofsError
 from babelbus.protocols.eventmesh.callers import NOTHING, PROTOCOL, Given
 from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE, SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
-    CE_OWN,
     FLAVOUR,
     InvalidMessageError,
+    cloud_attributes,
     describe,
     encode_content,
+    legal_name,
     make_cloud_event,
     make_event,
     read_cloud_event,
@@ -394,7 +395,9 @@ class EventsDialect(Dialect):
         """Return an encoded CloudEvent."""
         known = dict(headers)
         if known.get(FLAVOUR) == b"cloudevents":
-            attributes, content_type = _cloud_attributes(known)
+            attributes, content_type = cloud_attributes(known), _text(known.get(CONTENT_TYPE))
+            if content_type:
+                attributes["datacontenttype"] = content_type
             event = cloudevents_pb2.CloudEvent(
                 id=_text(known.get(ID_HEADER)) or str(number),
                 source=_text(known.get(SOURCE_HEADER)).partition("#")[2] or "/",
@@ -405,11 +408,11 @@ class EventsDialect(Dialect):
             attributes["protocoltype"] = CLOUD_EVENT
         else:
             attributes, typed = describe(known)
-            attributes = {_legal(name): value for name, value in attributes.items()}
+            attributes = {legal_name(name): value for name, value in attributes.items()}
             text, encoding = text_body(payload)
             attributes |= {"protocoltype": "eventmeshmessage", "datacontenttype": "text/plain"}
             attributes |= {name: str(value) for name, value in typed.items()}
-            attributes |= {_legal(name): value for name, value in encoding.items()}
+            attributes |= {legal_name(name): value for name, value in encoding.items()}
             event = cloudevents_pb2.CloudEvent(
                 id=str(number), source="/", spec_version="1.0", type="eventmeshmessage", text_data=text
             )
@@ -489,23 +492,6 @@ def _set_data(event: Any, payload: bytes, content_type: str) -> None:
         except UnicodeDecodeError:
             pass
     event.binary_data = payload
-
-
-def _cloud_attributes(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], str]:
-    """Return the attributes of a CloudEvent beside id and source, and its content type."""
-    content_type = _text(headers.get(CONTENT_TYPE))
-    attributes = {"datacontenttype": content_type} if content_type else {}
-    for name, value in headers.items():
-        if name.startswith(b"ce_") and value is not None:
-            text = _text(name[3:])
-            if text not in CE_OWN:
-                attributes[text] = _text(value)
-    return attributes, content_type
-
-
-def _legal(name: str) -> str:
-    """Return a name that CloudEvents allow: Java throws on others (2.4)."""
-    return "".join(letter for letter in name.lower() if letter.isascii() and letter.isalnum())
 
 
 def _text(data: bytes | None) -> str:

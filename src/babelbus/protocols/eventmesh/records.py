@@ -193,6 +193,17 @@ def _property_name(name: bytes) -> str | None:
     return None if name in NO_PROPERTIES else _text(name).removeprefix(f"{PREFIX}_")
 
 
+def legal_name(name: str) -> str:
+    """Return a name that CloudEvents allow: Java throws on others (2.4)."""
+    return "".join(letter for letter in name.lower() if letter.isascii() and letter.isalnum())
+
+
+def _attribute_name(name: bytes) -> str | None:
+    legal = legal_name(_text(name[3:])) if name.startswith(b"ce_") else ""
+    return legal if legal and legal not in CE_OWN else None
+
+
+_attribute_names: _Names[bytes, str | None] = _Names(_attribute_name)
 _record_names: _Names[str, bytes | None] = _Names(_record_name)
 _property_names: _Names[bytes, str | None] = _Names(_property_name)
 
@@ -326,6 +337,15 @@ def describe(headers: dict[bytes, bytes | None]) -> tuple[dict[str, str], dict[s
     return properties, message_headers
 
 
+def cloud_attributes(headers: dict[bytes, bytes | None]) -> dict[str, str]:
+    """Return the attributes of the CloudEvent that a record is, beside those with a place of their own."""
+    return {
+        attribute: _text(value)
+        for name, value in headers.items()
+        if value is not None and (attribute := _attribute_names[name]) is not None
+    }
+
+
 def _describe_plain(headers: Headers) -> dict[str, str] | None:
     """Return the properties of a message of EventMesh that has no other headers beside its flavour; else `None`.
 
@@ -368,9 +388,8 @@ def _encode_cloud_event(
     content_type = headers.get(CONTENT_TYPE)
     if content_type is not None:
         event["datacontenttype"] = _text(content_type)
-    for name, value in headers.items():
-        if name.startswith(b"ce_") and value is not None:
-            event.setdefault(_text(name[3:]), _text(value))
+    for name, text in cloud_attributes(headers).items():
+        event.setdefault(name, text)
     event |= {"protocoltype": CLOUD_EVENT, "protocolversion": "1.0", "protocoldesc": "tcp"}
     event |= more
     text, encoding = text_body(payload)
