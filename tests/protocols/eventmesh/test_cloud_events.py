@@ -1,14 +1,17 @@
 """CloudEvents against a real server: what subscribers of each transport get of attributes and data."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.protocols.eventmesh.test_grpc import Events
+from tests.protocols.eventmesh.test_grpc import Events, Legacy
+from tests.protocols.eventmesh.test_http import Hook, ask, subscribe
 from tests.support.eventmesh import MeshClient
 from tests.support.server import LiveServer
+from tests.support.zbus import HttpClient
 
 
 @pytest.fixture
@@ -43,3 +46,15 @@ def test_names_of_no_cloud_event_are_made_legal_for_subscribers(client: MeshClie
     assert (body["id"], body["data"], body["myext"]) == ("i", "d", "m")
     assert message.attributes["myext"].ce_string == "m"
     assert all(name.isascii() and name.isalnum() and name == name.lower() for name in message.attributes)
+
+
+def test_forms_and_old_messages_have_the_extensions_under_their_names(web: HttpClient, events: Events) -> None:
+    own = {"bizseqno": "b", "uniqueid": "u", "seqnum": "s", "tag": "g", "ttl": "60000", "producergroup": "p", "n": "e"}
+    event = event_of("ce/forms", time="2026-01-02T03:04:05Z", dataschema="http://x", data="d", **own)
+    with Hook() as hook, Legacy(events._channel).stream("old", "ce/forms") as stream:
+        subscribe(web, hook, "ce/forms", "hook")
+        ask(web, "104", {"producergroup": "P", "content": json.dumps(event)}, protocoltype="cloudevents")
+        form, message = hook.next()[0], stream.next()
+    assert (form["bizseqno"], form["uniqueId"], json.loads(form["extFields"])) == ("b", "u", own)
+    assert (message.uniqueId, message.seqNum, message.tag, message.ttl) == ("u", "s", "g", "60000")
+    assert (message.producerGroup, dict(message.properties)) == ("p", own)

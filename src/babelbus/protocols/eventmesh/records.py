@@ -40,6 +40,8 @@ LEFT_OUT: Final = frozenset(
 """Properties that neither the log nor a subscriber gets: secrets and the place of the publisher, and the flavour."""
 CE_OWN: Final = frozenset(("specversion", "id", "source", "subject", "datacontenttype", "data", "data_base64"))
 """Members of a CloudEvent that have a place of their own in a record."""
+CE_OPTIONAL: Final = frozenset(("type", "dataschema", "time"))
+"""Further attributes that CloudEvents define: all others are extensions."""
 NO_PROPERTIES: Final = frozenset((FLAVOUR, SUBJECT_HEADER, CONTENT_TYPE, MESSAGE_HEADERS))
 """Record headers that are no properties."""
 BASE64: Final = "base64"
@@ -304,9 +306,11 @@ def encode_content(
         text, encoding = text_body(payload)
         return HTTP if headers[0][1] == b"http" else MESSAGE, text, plain | encoding | more
     known = dict(headers)
-    properties, message_headers = describe(known)
     if known.get(FLAVOUR) == b"cloudevents":
-        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more).decode(), properties | more
+        attributes = cloud_attributes(known)
+        extensions = {name: text for name, text in attributes.items() if name not in CE_OPTIONAL}
+        return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more).decode(), extensions | more
+    properties, message_headers = describe(known)
     text, encoding = text_body(payload)
     flavour = HTTP if known.get(FLAVOUR) == b"http" else MESSAGE
     typed = {name: text_of(value) for name, value in message_headers.items()}
