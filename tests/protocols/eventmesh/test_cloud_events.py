@@ -9,6 +9,7 @@ import pytest
 
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import Hook, ask, subscribe
+from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.eventmesh import MeshClient
 from tests.support.server import LiveServer
 from tests.support.zbus import HttpClient
@@ -58,3 +59,43 @@ def test_forms_and_old_messages_have_the_extensions_under_their_names(web: HttpC
     assert (form["bizseqno"], form["uniqueId"], json.loads(form["extFields"])) == ("b", "u", own)
     assert (message.uniqueId, message.seqNum, message.tag, message.ttl) == ("u", "s", "g", "60000")
     assert (message.producerGroup, dict(message.properties)) == ("p", own)
+
+
+def test_a_reply_in_another_flavour_is_a_whole_cloud_event(client: MeshClient, events: Events) -> None:
+    with Legacy(events._channel).stream("old", "ce/reply", kind="SYNC") as responder:
+        asked = events.publication("ce/reply", "?", protocoltype="cloudevents", datacontenttype="text/plain")
+        future = events._method("requestReply").future(asked, timeout=SAFETY_NET_SECONDS)
+        question = responder.next()
+        question.properties["my_k"] = "v"
+        responder.say(Legacy(events._channel).reply(question, "one"))
+        answer = future.result()
+        assert (answer.text_data, answer.attributes["datacontenttype"].ce_string) == ("one", "text/plain")
+        assert answer.attributes["myk"].ce_string == "v"
+        assert "correlation99id" not in answer.attributes
+
+        client.send("REQUEST_TO_SERVER", event_of("ce/reply", ttl="60000", data=1), protocoltype="cloudevents")
+        responder.say(Legacy(events._channel).reply(responder.next(), "two"))
+        body = client.next()[1]
+        assert (body["datacontenttype"], body["data"], body["ttl"]) == ("text/plain", "two", "60000")
+
+
+def test_a_reply_over_grpc_keeps_what_the_cloud_event_says(client: MeshClient, events: Events) -> None:
+    with events.stream("rpc", "ce/answer", kind="SYNC") as responder:
+        asked = events.publication("ce/answer", "?", protocoltype="cloudevents", datacontenttype="text/plain")
+        future = events._method("requestReply").future(asked, timeout=SAFETY_NET_SECONDS)
+        reply = events.reply(responder.next(), '{"a":1}')
+        reply.id, reply.source, reply.type = "my-id", "/my", "my.type"
+        reply.attributes["datacontenttype"].ce_string, reply.attributes["n"].ce_string = "application/json", "v"
+        responder.say(reply)
+        answer = future.result()
+        assert (answer.id, answer.source, answer.type, answer.text_data) == ("my-id", "/my", "my.type", '{"a":1}')
+        assert (answer.attributes["datacontenttype"].ce_string, answer.attributes["n"].ce_string) == (
+            "application/json", "v",
+        )  # fmt: skip
+
+        client.send("REQUEST_TO_SERVER", {"topic": "ce/answer", "body": "?", "properties": {"ttl": "60000"}})
+        reply = events.reply(responder.next(), "text")
+        reply.attributes["protocoltype"].ce_string, reply.attributes["n"].ce_string = "cloudevents", "v"
+        responder.say(reply)
+        body = client.next()[1]
+        assert (body["body"], body["properties"]["n"]) == ("text", "v")

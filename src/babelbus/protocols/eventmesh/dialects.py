@@ -345,6 +345,9 @@ class EventsDialect(Dialect):
             named = {name: value for name, value in attributes.items() if name not in OWN_ATTRIBUTES}
             kind = message.WhichOneof("data")
             payload = b"" if kind is None else _data(message, kind)
+            if attributes.get("protocoltype") == CLOUD_EVENT:
+                own = {"subject": "reply", **named, "id": message.id, "source": message.source, "type": message.type}
+                return Answered(*make_cloud_event(own, payload, PROTOCOL))
             return _answered(named, named.pop("subject", "reply"), payload)
         if text.lstrip().startswith("{"):
             try:

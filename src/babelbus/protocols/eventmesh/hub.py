@@ -46,7 +46,7 @@ NUMBER_BITS = 48
 CORRELATION = "correlation99id"
 REPLY_TO = "reply99to99client"
 CLUSTER = "cluster"
-_ADDED = frozenset(name.encode() for name in (CORRELATION, REPLY_TO, CLUSTER))
+_ADDED = frozenset(f"{kind}{name}".encode() for kind in ("", "ce_") for name in (CORRELATION, REPLY_TO, CLUSTER))
 
 
 def correlation(name: str) -> dict[str, str]:

@@ -31,7 +31,8 @@ from babelbus.protocols.eventmesh.dialects import (
     code_of,
 )
 from babelbus.protocols.eventmesh.hub import PROTOCOL, Hub
-from babelbus.protocols.eventmesh.records import FLAVOUR
+from babelbus.protocols.eventmesh.messages import CLOUD_EVENT, MESSAGE
+from babelbus.protocols.eventmesh.records import FLAVOUR, convert_reply
 from babelbus.protocols.eventmesh.streams import Stream
 from babelbus.protocols.eventmesh.webhooks import Webhooks
 
@@ -151,8 +152,8 @@ class Methods:
             return failed
         reply = request.reply
         assert reply is not None
-        flavour = [pair for pair in event.headers if pair[0] == FLAVOUR]
-        headers = (*flavour, *(pair for pair in reply.headers if pair[0] != FLAVOUR))
+        flavour = CLOUD_EVENT if dict(event.headers).get(FLAVOUR) == b"cloudevents" else MESSAGE
+        headers = convert_reply(flavour, reply.payload, reply.headers)
         return dialect.delivery(event.subject, reply.payload, headers, {}, self._hub.next_number())
 
     def _subscribe(self, dialect: Dialect, message: Any, principal: Identity | None, answer: Answer) -> None:

@@ -350,6 +350,28 @@ def cloud_attributes(headers: dict[bytes, bytes | None]) -> dict[str, str]:
     }
 
 
+def convert_reply(flavour: Flavour, payload: bytes | None, headers: Headers) -> Headers:
+    """Return the headers of a reply in the flavour of the client that has asked (8.5)."""
+    known = dict(headers)
+    is_event = known.get(FLAVOUR) == b"cloudevents"
+    made: dict[bytes, bytes | None] = {FLAVOUR: flavour.encode()}
+    if is_event == (flavour == CLOUD_EVENT):
+        return tuple((known | made).items())
+    made |= {name: known[name] for name in (ID_HEADER, SOURCE_HEADER, CONTENT_TYPE) if name in known}
+    if is_event:
+        for name, text in cloud_attributes(known).items():
+            header = None if name in CE_OPTIONAL else _record_names[name]
+            if header is not None:
+                made[header] = text.encode()
+    else:
+        properties, _ = describe(known)
+        default = "application/octet-stream" if text_body(payload)[1] else "text/plain"
+        made.setdefault(CONTENT_TYPE, properties.pop("datacontenttype", default).encode())
+        for name, text in properties.items():
+            made.setdefault(f"ce_{name.removeprefix('ce_')}".encode(), text.encode())
+    return tuple(made.items())
+
+
 def _describe_plain(headers: Headers) -> dict[str, str] | None:
     """Return the properties of a message of EventMesh that has no other headers beside its flavour; else `None`.
 

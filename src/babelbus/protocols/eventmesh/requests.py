@@ -12,8 +12,8 @@ from babelbus.protocols.eventmesh.frames import FRAME_BYTES_MAX, OLD, TOO_LARGE,
 from babelbus.protocols.eventmesh.hub import CORRELATION, PROTOCOL, Hub, correlation, without_correlation
 from babelbus.protocols.eventmesh.messages import Frame
 from babelbus.protocols.eventmesh.records import (
-    FLAVOUR,
     InvalidMessageError,
+    convert_reply,
     encode_body,
     flavour_of,
     read_message,
@@ -71,7 +71,7 @@ class Requests:
         if reply is None:
             log.debug("%s %s: no reply from %r: %s", PROTOCOL, self._peer, topic, request.error)
             return
-        headers = ((FLAVOUR, flavour.encode()), *(pair for pair in reply.headers if pair[0] != FLAVOUR))
+        headers = convert_reply(flavour, reply.payload, reply.headers)
         answer = self.encode(m.RESPONSE_TO_CLIENT, seq, topic, reply.payload, headers)
         if len(answer) > FRAME_BYTES_MAX:
             log.info("%s %s: a reply from %r is not sent: %s", PROTOCOL, self._peer, topic, TOO_LARGE)
