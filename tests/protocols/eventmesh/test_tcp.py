@@ -216,6 +216,8 @@ def test_old_subscribers_get_exactly_the_members_that_they_know(live: LiveServer
         ({"datacontenttype": "text/plain", "data": "text"}, {"data": "text"}),
         ({"datacontenttype": "image/png", "data_base64": "gP8="}, {"data_base64": "gP8="}),
         ({"datacontenttype": "application/json", "data": "a text"}, {"data": "a text"}),
+        ({"datacontenttype": "application/json", "data_base64": "aGVsbG8="}, {"data_base64": "aGVsbG8="}),
+        ({"datacontenttype": "application/json"}, {}),
         ({}, {}),
     ],
 )

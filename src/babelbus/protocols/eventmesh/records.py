@@ -419,11 +419,12 @@ def _encode_cloud_event(
     event |= {"protocoltype": CLOUD_EVENT, "protocolversion": "1.0", "protocoldesc": "tcp"}
     event |= more
     text, encoding = text_body(payload)
-    if payload and _is_json(event.get("datacontenttype")) and _is_valid_json(payload):
+    is_json = _is_json(event.get("datacontenttype"))
+    if payload and is_json and _is_valid_json(payload):
         event["data"] = msgspec.Raw(payload)
-    elif not encoding and "datacontenttype" in event:
+    elif not encoding and not is_json:
         event["data"] = text
-    elif payload:
+    elif payload:  # a text as `data` would be a JSON string where the type is JSON
         event["data_base64"] = base64.b64encode(payload).decode()
     encoded = _encode(event)
     # JSON that a publisher wrote over several lines stays so in `Raw`: a newline would end Go's client (3.1).
