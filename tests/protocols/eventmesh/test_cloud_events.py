@@ -99,3 +99,15 @@ def test_a_reply_over_grpc_keeps_what_the_cloud_event_says(client: MeshClient, e
         responder.say(reply)
         body = client.next()[1]
         assert (body["body"], body["properties"]["n"]) == ("text", "v")
+
+
+def test_the_time_of_an_event_is_a_time_stamp_over_grpc(client: MeshClient, events: Events) -> None:
+    with events.stream("rpc", "ce/time") as stream:
+        publish(client, event_of("ce/time", time="2026-01-02T03:04:05.5+01:00"))
+        assert stream.next().attributes["time"].ce_timestamp.ToJsonString() == "2026-01-02T02:04:05.500Z"
+        publish(client, event_of("ce/time", time="yesterday"))
+        assert stream.next().attributes["time"].ce_string == "yesterday"
+        message = events.publication("ce/time", "x", protocoltype="cloudevents")
+        message.attributes["time"].ce_timestamp.FromJsonString("2026-01-02T03:04:05Z")
+        assert events.code(events.ask("publish", message)) == "0"
+        assert stream.next().attributes["time"] == message.attributes["time"]

@@ -4,6 +4,7 @@ Both have the same services. A dialect reads the requests of its package and mak
 topics and groups.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -397,7 +398,8 @@ class EventsDialect(Dialect):
     def delivery(self, topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: int) -> bytes:
         """Return an encoded CloudEvent."""
         known = dict(headers)
-        if known.get(FLAVOUR) == b"cloudevents":
+        is_event = known.get(FLAVOUR) == b"cloudevents"
+        if is_event:
             attributes, content_type = cloud_attributes(known), _text(known.get(CONTENT_TYPE))
             if content_type:
                 attributes["datacontenttype"] = content_type
@@ -428,6 +430,8 @@ class EventsDialect(Dialect):
         for name, value in attributes.items():
             if name:
                 event.attributes[name].ce_string = value
+        if is_event and "time" in attributes:
+            _set_time(event.attributes["time"], attributes["time"])
         return bytes(event.SerializeToString())
 
     def failed_request(self, error: BabelbusError) -> Any:
@@ -475,6 +479,12 @@ def _data(message: Any, kind: str) -> bytes:
     if kind == "text_data":
         return bytes(message.text_data.encode())
     return bytes(message.binary_data if kind == "binary_data" else message.proto_data.SerializeToString())
+
+
+def _set_time(value: Any, text: str) -> None:
+    """Set the time of an event (8.3); a text that is no time stays as it is."""
+    with contextlib.suppress(ValueError):
+        value.ce_timestamp.FromJsonString(text)
 
 
 def _set_data(event: Any, payload: bytes, content_type: str) -> None:
