@@ -1,5 +1,6 @@
 """CloudEvents against a real server: what subscribers of each transport get of attributes and data."""
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -111,3 +112,17 @@ def test_the_time_of_an_event_is_a_time_stamp_over_grpc(client: MeshClient, even
         message.attributes["time"].ce_timestamp.FromJsonString("2026-01-02T03:04:05Z")
         assert events.code(events.ask("publish", message)) == "0"
         assert stream.next().attributes["time"] == message.attributes["time"]
+
+
+def test_protobuf_that_is_no_any_comes_as_the_bytes_that_it_is(client: MeshClient, events: Events) -> None:
+    kind = "application/protobuf"
+    with events.stream("rpc", "ce/protobuf") as stream:
+        for data in (b"\x08\x01", b"\x12\x01x", b"\xff", b""):
+            encoded = base64.b64encode(data).decode()
+            publish(client, event_of("ce/protobuf", datacontenttype=kind, data_base64=encoded))
+            got = stream.next()
+            assert (got.WhichOneof("data"), got.binary_data) == ("binary_data", data)
+        message = events.publication("ce/protobuf", "", protocoltype="cloudevents", datacontenttype=kind)
+        message.proto_data.type_url, message.proto_data.value = "type.googleapis.com/x.Y", b"\x08\x01"
+        assert events.code(events.ask("publish", message)) == "0"
+        assert stream.next().proto_data == message.proto_data

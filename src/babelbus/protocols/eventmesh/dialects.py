@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from babelbus.core.access import AccessRefusedError
 from babelbus.core.quotas import QuotaExceededError
@@ -491,11 +492,11 @@ def _set_data(event: Any, payload: bytes, content_type: str) -> None:
     """Set the data in the field for its content type (8.2)."""
     main = content_type.partition(";")[0].strip().lower()
     if main == "application/protobuf":
-        try:
+        with contextlib.suppress(DecodeError):  # another message than an Any may be one with unknown fields
             event.proto_data.ParseFromString(payload)
-            return
-        except ValueError:
-            event.ClearField("proto_data")
+            if event.proto_data.type_url and event.proto_data.SerializeToString() == payload:
+                return
+        event.ClearField("proto_data")
     elif (
         main.startswith("text/") or main in ("application/json", "application/xml") or main.endswith(("+json", "+xml"))
     ):
