@@ -126,3 +126,18 @@ def test_protobuf_that_is_no_any_comes_as_the_bytes_that_it_is(client: MeshClien
         message.proto_data.type_url, message.proto_data.value = "type.googleapis.com/x.Y", b"\x08\x01"
         assert events.code(events.ask("publish", message)) == "0"
         assert stream.next().proto_data == message.proto_data
+
+
+def test_an_event_of_version_0_3_becomes_one_of_1_0(client: MeshClient, events: Events) -> None:
+    old = {"specversion": "0.3", "datacontenttype": "image/png", "schemaurl": "http://x"}
+    client.listen("ce/old")
+    with events.stream("rpc", "ce/old") as stream:
+        publish(client, event_of("ce/old", **old, datacontentencoding="base64", data="/wA="))
+        body, message = client.push()[1], stream.next()
+        assert (body["specversion"], body["data_base64"], body["dataschema"]) == ("1.0", "/wA=", "http://x")
+        assert not {"data", "datacontentencoding", "schemaurl"} & set(body)
+        assert message.binary_data == b"\xff\0"
+        publish(client, event_of("ce/old", specversion="0.3", data={"a": 1}))
+        assert client.push()[1]["data"] == {"a": 1}
+    sent = event_of("ce/old", **old, datacontentencoding="Base64", data="?")
+    assert client.ask("ASYNC_MESSAGE_TO_SERVER", sent, protocoltype="cloudevents")["code"] == 1

@@ -46,7 +46,8 @@ NO_PROPERTIES: Final = frozenset((FLAVOUR, SUBJECT_HEADER, CONTENT_TYPE, MESSAGE
 """Record headers that are no properties."""
 BASE64: Final = "base64"
 ENCODING: Final = "content-encoding"
-SPEC_VERSIONS: Final = ("1.0", "0.3")
+OLD_VERSION: Final = "0.3"
+SPEC_VERSIONS: Final = ("1.0", OLD_VERSION)
 
 NAMES_MAX: Final = 1024
 NAME_SIZE_MAX: Final = 64
@@ -219,7 +220,19 @@ def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
         raise InvalidMessageError(f"the body is no CloudEvent: {error}") from None
     if values.get("specversion") not in SPEC_VERSIONS:
         raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
+    if values["specversion"] == OLD_VERSION:
+        _update_event(values, members)
     return make_cloud_event(values, _data(members, values.get("datacontenttype")), source)
+
+
+def _update_event(values: dict[str, Any], members: dict[str, msgspec.Raw]) -> None:
+    """Update a CloudEvent of version 0.3 to 1.0, as which it is delivered."""
+    if "schemaurl" in values:
+        values["dataschema"] = values.pop("schemaurl")
+    if str(values.get("datacontentencoding")).lower() == BASE64:
+        del values["datacontentencoding"]
+        if "data" in members:
+            members["data_base64"] = members.pop("data")
 
 
 def make_cloud_event(attributes: dict[str, Any], payload: bytes | None, source: str) -> tuple[Event, dict[str, str]]:
