@@ -141,3 +141,15 @@ def test_an_event_of_version_0_3_becomes_one_of_1_0(client: MeshClient, events: 
         assert client.push()[1]["data"] == {"a": 1}
     sent = event_of("ce/old", **old, datacontentencoding="Base64", data="?")
     assert client.ask("ASYNC_MESSAGE_TO_SERVER", sent, protocoltype="cloudevents")["code"] == 1
+
+
+def test_what_stands_beside_a_cloud_event_over_http_counts(web: HttpClient, client: MeshClient) -> None:
+    client.listen("ce/beside", kind="SYNC")
+    form = {"producergroup": "P", "content": json.dumps(event_of("ce/beside", uniqueid="inside"))}
+    beside = {"protocoltype": "cloudevents", "ttl": "60000", "bizseqno": "b", "uniqueid": "outside"}
+    assert ask(web, "104", form, **beside)["retCode"] == 0
+    body = client.push()[1]
+    own = {name: body[name] for name in ("ttl", "bizseqno", "uniqueid", "producergroup")}
+    assert own == {"ttl": "60000", "bizseqno": "b", "uniqueid": "inside", "producergroup": "P"}
+    answer = ask(web, "101", form, **beside | {"ttl": "1"})  # nobody answers: without its ttl it waits for hours
+    assert answer["retCode"] == 4

@@ -286,15 +286,14 @@ class WebSession(IdleSession):
         group = asked.need("producergroup")
         content = asked.need("content", "msg")
         self._check_size(content, r.BODY_ERROR if asked.code == r.SEND_SYNC else r.BODY_SIZE_ERROR)
-        if headers.get("protocoltype") == m.CLOUD_EVENT:
-            return read_cloud_event(content.encode(), asked.source(group))
         given = asked.fields
-        named = read_object(asked.get("extFields", "extfields"))
         own = {name: text for name in EVENT_FIELDS if (text := given.get(name) or headers.get(name))}
         for name, other in OTHER_NAMES:
             if name not in own and given.get(other):
                 own[name] = given[other]
-        named |= own
+        if headers.get("protocoltype") == m.CLOUD_EVENT:
+            return read_cloud_event(content.encode(), asked.source(group), own)
+        named = read_object(asked.get("extFields", "extfields")) | own
         identifier = own.get("uniqueid") or str(self._hub.next_number())
         return make_event(asked.need("topic"), content, identifier, named, asked.source(group))
 

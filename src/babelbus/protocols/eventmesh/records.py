@@ -19,7 +19,8 @@ Left out are the topic and the publisher's credentials and place (specification,
 import base64
 import binascii
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -211,8 +212,13 @@ _record_names: _Names[str, bytes | None] = _Names(_record_name)
 _property_names: _Names[bytes, str | None] = _Names(_property_name)
 
 
-def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
-    """Return the event of a CloudEvent in JSON, and its extensions as text. Raises: as `read_message`."""
+def read_cloud_event(
+    body: bytes, source: str, beside: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Event, dict[str, str]]:
+    """Return the event of a CloudEvent in JSON, and its extensions as text; some may stand `beside` it (4.4).
+
+    Raises: as `read_message`.
+    """
     try:
         members = _decode_event(body)
         values = {name: _decode_value(raw) for name, raw in members.items() if name != "data"}
@@ -222,7 +228,7 @@ def read_cloud_event(body: bytes, source: str) -> tuple[Event, dict[str, str]]:
         raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
     if values["specversion"] == OLD_VERSION:
         _update_event(values, members)
-    return make_cloud_event(values, _data(members, values.get("datacontenttype")), source)
+    return make_cloud_event({**beside, **values}, _data(members, values.get("datacontenttype")), source)
 
 
 def _update_event(values: dict[str, Any], members: dict[str, msgspec.Raw]) -> None:
