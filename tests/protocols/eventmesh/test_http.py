@@ -224,6 +224,25 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 # -- the coded API -----------------------------------------------------------------------------------------------------
 
 
+def test_each_webhook_of_a_group_is_pushed_to_by_its_own_type(web: HttpClient, live: LiveServer) -> None:
+    topic = "http/types"
+    with Hook() as plain, Hook() as responder, MeshClient(live.server.addresses["eventmesh-tcp"]).hello() as requester:
+        subscribe(web, plain, topic, "g")
+        subscribe(web, responder, topic, "g", kind="SYNC")
+        for text in "abcd":
+            publish(web, topic, text)
+        pushed = [(hook, *hook.next()) for hook in (plain, responder) for _ in range(2)]  # they take turns
+        assert sorted(form["content"] for _, form, _ in pushed) == list("abcd")
+        assert all(headers["code"] == ("105" if hook is plain else "106") for hook, _, headers in pushed)
+        for text in ("first?", "second?"):  # asked is who answers
+            requester.send("REQUEST_TO_SERVER", {"topic": topic, "body": text, "properties": {"ttl": "60000"}})
+            form, headers = responder.next()
+            assert (form["content"], headers["code"]) == (text, "106")
+            fields = {"origtopic": topic, "content": "!", "extFields": form["extFields"], "producergroup": "P"}
+            assert ask(web, "301", fields)["retCode"] == 0
+            assert requester.next()[1]["body"] == "!"
+
+
 def test_cloud_events_are_pushed_as_cloud_events(web: HttpClient) -> None:
     event = {"specversion": "1.0", "id": "i", "source": "/s", "type": "t", "subject": "http/ce", "data": {"a": 1},
              "datacontenttype": "application/json", "username": "u", "passwd": "p"}  # fmt: skip

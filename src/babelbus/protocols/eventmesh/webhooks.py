@@ -106,10 +106,10 @@ class _Webhook:
         self.responder: Live | None = None
         self._rights: Granted | None = None
         self._root: Root | None = None
-        self._code = PUSH_ASYNC
-        """The request code of a push."""
         self._urls: list[str] = []
         """The webhooks that share messages."""
+        self._responders: list[str] = []
+        """The webhooks that answer questions."""
         self._live_bytes = 0
         """Memory of events and questions whose push is not over."""
         self._owner = owner
@@ -123,7 +123,7 @@ class _Webhook:
         entries = self.entries.values()
         modes = {entry.mode for entry in entries}
         self._urls = [entry.url for entry in entries if entry.mode == "CLUSTERING"] or list(self.entries)
-        self._code = PUSH_SYNC if any(entry.type == "SYNC" for entry in entries) else PUSH_ASYNC
+        self._responders = [entry.url for entry in entries if entry.type == "SYNC"]
         if self.member is not None and self.member.closed:  # topic or group were removed
             self.member = None
         if "CLUSTERING" in modes and self.member is None:
@@ -147,11 +147,11 @@ class _Webhook:
         elif "BROADCASTING" not in modes and self.live is not None:
             hub.broker.unsubscribe(self.live)
             self.live = None
-        if self._code == PUSH_SYNC and self.responder is None:
+        if self._responders and self.responder is None:
             self.responder = hub.broker.responders.add(
                 exactly(self.topic), self._ask, self.group, principal, counted=False
             )
-        elif self._code != PUSH_SYNC and self.responder is not None:
+        elif not self._responders and self.responder is not None:
             hub.broker.responders.remove(self.responder)
             self.responder = None
 
@@ -192,8 +192,8 @@ class _Webhook:
         member = self.member
         assert member is not None
         for delivery in self._owner.hub.fresh(member, deliveries):
-            body = self._encode(delivery.payload, delivery.headers)
-            self._push(body, partial(self._done, member, delivery.without_content()))
+            push = self._encode(delivery.payload, delivery.headers)
+            self._push(push, partial(self._done, member, delivery.without_content()), lambda: self._urls)
 
     def _done(self, member: Member, delivery: Delivery, error: str) -> None:
         if member.closed:
@@ -205,10 +205,10 @@ class _Webhook:
 
     def _broadcast(self, events: Sequence[Event]) -> None:
         for event in events:
-            body = self._encode(event.payload, event.headers)
+            push = self._encode(event.payload, event.headers)
             for url, entry in self.entries.items():
                 if entry.mode == "BROADCASTING" and self._has_room():
-                    self._push_live(body, partial(self._event_done, len(body[1])), url)
+                    self._push_live(push, partial(self._event_done, len(push[1])), partial(list, (url,)))
 
     def _ask(self, question: Question) -> BabelbusError | None:
         if not self._has_room():
@@ -216,7 +216,8 @@ class _Webhook:
         hub = self._owner.hub
         name = hub.remember(question, hub.callers.of_name(self.principal))
         more = correlation(name)
-        self._push_live(self._encode(question.payload, question.headers, more), partial(self._asked, name))
+        push = self._encode(question.payload, question.headers, more)
+        self._push_live(push, partial(self._asked, name), lambda: self._responders)
         return None
 
     def _has_room(self) -> bool:
@@ -226,11 +227,11 @@ class _Webhook:
             return False
         return True
 
-    def _push_live(self, push: Push, done: Callable[[int, str], None], url: str = "") -> None:
+    def _push_live(self, push: Push, done: Callable[[int, str], None], find_urls: Callable[[], list[str]]) -> None:
         """Send an event or a question."""
         size_bytes = len(push[1]) + PUSH_BYTES
         self._live_bytes += size_bytes
-        self._push(push, partial(done, size_bytes), url, is_live=True)
+        self._push(push, partial(done, size_bytes), find_urls, is_live=True)
 
     def _event_done(self, form_bytes: int, size_bytes: int, error: str) -> None:
         self._live_done(size_bytes, error)
@@ -258,29 +259,29 @@ class _Webhook:
         self,
         push: Push,
         done: Callable[[str], None],
-        url: str = "",
+        find_urls: Callable[[], list[str]],
         attempt: int = 0,
         *,
         is_live: bool = False,
     ) -> None:
         """Call one webhook after the other until one takes the message; `done` gets the reason if none does."""
-        urls = self._urls if self.entries else ()
+        urls = find_urls()
         if not self._is_granted(is_live=is_live):
             done(NOT_GRANTED)
             return
-        if url not in self.entries if url else not urls:
+        self._next += 1
+        chosen = urls[self._next % len(urls)] if urls else ""
+        if chosen not in self.entries:
             done("no webhook is subscribed any more")
             return
-        self._next += 1
-        chosen = url or urls[self._next % len(urls)]
         fields, form = push
+        code = PUSH_SYNC if self.entries[chosen].type == "SYNC" else PUSH_ASYNC
 
         def is_granted() -> bool:
             return chosen in self.entries and self._is_granted(is_live=is_live)
 
-        call = self._owner.calls.call(
-            "POST", chosen, [*encode_head(self._code, self._owner.cluster), *fields.items()], form, is_granted
-        )
+        head = encode_head(code, self._owner.cluster)
+        call = self._owner.calls.call("POST", chosen, [*head, *fields.items()], form, is_granted)
 
         def answered(call: Promise) -> None:
             assert isinstance(call, Call)
@@ -290,7 +291,7 @@ class _Webhook:
             elif attempt >= RETRIES_MAX:
                 done(f"{chosen}: {error}, after {RETRIES_MAX} retries")
             else:
-                self._owner.later(delay, lambda: self._push(push, done, url, attempt + 1, is_live=is_live))
+                self._owner.later(delay, lambda: self._push(push, done, find_urls, attempt + 1, is_live=is_live))
 
         call.when_done(answered)
 
