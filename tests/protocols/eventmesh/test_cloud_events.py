@@ -153,3 +153,27 @@ def test_what_stands_beside_a_cloud_event_over_http_counts(web: HttpClient, clie
     assert own == {"ttl": "60000", "bizseqno": "b", "uniqueid": "inside", "producergroup": "P"}
     answer = ask(web, "101", form, **beside | {"ttl": "1"})  # nobody answers: without its ttl it waits for hours
     assert answer["retCode"] == 4
+
+
+@pytest.mark.parametrize(("package", "description"), [(Legacy, "grpc"), (Events, "grpc-cloud-event")])
+def test_webhooks_of_grpc_get_the_data_alone(
+    web: HttpClient, events: Events, package: type[Legacy | Events], description: str
+) -> None:
+    topic, said = f"ce/hook/{description}", package(events._channel)
+    with Hook() as hook, Hook() as other:
+        assert said.code(said.ask("subscribe", said.subscription("rpc", topic, url=hook.url))) == "0"
+        subscribe(web, other, topic, "http")
+        message = events.publication(topic, '{"a": 1}', protocoltype="cloudevents", datacontenttype="application/json")
+        assert events.code(events.ask("publish", message)) == "0"
+        form, headers = hook.next()
+        assert (form["content"], form["bizseqno"], form["uniqueId"]) == ('{"a": 1}', "s1", "u1")
+        own = [headers[name] for name in ("protocoltype", "protocoldesc", "protocolversion", "contenttype")]
+        assert own == ["cloudevents", description, "1.0", "application/json"]
+        form, headers = other.next()
+        assert json.loads(form["content"])["data"] == {"a": 1}
+        assert "contenttype" not in headers
+        message.ClearField("text_data")
+        message.binary_data = b"\xff\0"
+        assert events.code(events.ask("publish", message)) == "0"
+        form, _ = hook.next()
+        assert (form["content"], json.loads(form["extFields"])["content-encoding"]) == ("/wA=", "base64")

@@ -111,6 +111,8 @@ class Dialect(ABC):
     """One package; `messages` is where its classes are."""
 
     messages: Any
+    description: str
+    """The `protocoldesc` of the package."""
 
     @abstractmethod
     def credentials(self, message: Any) -> Given:
@@ -165,6 +167,7 @@ class LegacyDialect(Dialect):
     """Package `eventmesh.common.protocol.grpc`: servers up to 1.8, and Go of every version (7)."""
 
     messages = legacy_pb2
+    description = "grpc"
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -298,6 +301,7 @@ class EventsDialect(Dialect):
     """Package `org.apache.eventmesh.cloudevents.v1`: servers from 1.9 on (8)."""
 
     messages = cloudevents_pb2
+    description = "grpc-cloud-event"
 
     def credentials(self, message: Any) -> Given:
         """Return those of the attributes."""
@@ -423,7 +427,7 @@ class EventsDialect(Dialect):
                 id=str(number), source="/", spec_version="1.0", type="eventmeshmessage", text_data=text
             )
         attributes |= more
-        attributes |= {"subject": topic, "protocolversion": "1.0", "protocoldesc": "grpc-cloud-event"}
+        attributes |= {"subject": topic, "protocolversion": "1.0", "protocoldesc": self.description}
         for name, default in (("seqnum", str(number)), ("uniqueid", str(number)), ("ttl", str(TTL_MS)),
                               ("producergroup", PROTOCOL)):  # fmt: skip
             if not attributes.get(name):

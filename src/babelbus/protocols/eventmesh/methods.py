@@ -161,8 +161,9 @@ class Methods:
             wanted = dialect.read_subscription(message)
             if isinstance(wanted, Answered) or not wanted.urls:
                 raise RefusedError(BODY_ERROR, "url is missing")
-            url = wanted.urls[0]
-            subscribed = self._webhooks.subscribe(wanted.group, wanted.items, url, wanted.idc, wanted.pid, principal)
+            subscribed = self._webhooks.subscribe(
+                wanted.group, wanted.items, wanted.urls[0], wanted.idc, wanted.pid, principal, dialect.description
+            )
         except BabelbusError as error:
             answer(_outcome(dialect, SUBSCRIBE_ERROR, error, principal))
         else:

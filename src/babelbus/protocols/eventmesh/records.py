@@ -317,9 +317,9 @@ def encode_body(
 
 
 def encode_content(
-    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str]
+    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], *, data_alone: bool = False
 ) -> tuple[Flavour, str, dict[str, str]]:
-    """Return flavour, content and properties of a record for a webhook (5.1)."""
+    """Return flavour, content and properties of a record for a webhook (5.1); `data_alone` is for CloudEvents."""
     plain = _describe_plain(headers)
     if plain is not None:
         text, encoding = text_body(payload)
@@ -328,6 +328,9 @@ def encode_content(
     if known.get(FLAVOUR) == b"cloudevents":
         attributes = cloud_attributes(known)
         extensions = {name: text for name, text in attributes.items() if name not in CE_OPTIONAL}
+        if data_alone:
+            text, encoding = text_body(payload)
+            return CLOUD_EVENT, text, extensions | encoding | more
         return CLOUD_EVENT, _encode_cloud_event(topic, payload, known, more).decode(), extensions | more
     properties, message_headers = describe(known)
     text, encoding = text_body(payload)

@@ -7,6 +7,7 @@ import msgspec
 
 from babelbus.errors import UNREADABLE, BabelbusError
 from babelbus.protocols.eventmesh.records import encode_content
+from babelbus.records.envelope import CONTENT_TYPE
 from babelbus.records.record import Headers
 from babelbus.wire.http import Response
 
@@ -28,9 +29,6 @@ OWN_FIELDS = frozenset(
 _decode_answer = msgspec.json.Decoder(dict[str, object]).decode
 _encode = msgspec.json.Encoder().encode
 
-Push = tuple[dict[str, str], bytes]
-"""Header fields and form."""
-
 
 def encode_head(code: str, cluster: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the headers of every push with a request code; those of the `cluster` name the server."""
@@ -38,19 +36,30 @@ def encode_head(code: str, cluster: Mapping[str, str]) -> list[tuple[str, str]]:
             ("language", "PYTHON"), ("version", "1.0"), *cluster.items()]  # fmt: skip
 
 
-def encode_push(topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: str) -> Push:
-    """Return the push of a message, with the number of the push and further properties."""
-    flavour, content, properties = encode_content(topic, payload, headers, more)
+def encode_push(
+    topic: str, payload: bytes | None, headers: Headers, more: dict[str, str], number: str, kind: str
+) -> tuple[dict[str, str], bytes]:
+    """Return the header fields and the form of a message, with the number of the push and further properties.
+
+    `kind` is the `protocoldesc` of the webhook, empty for one of HTTP (5.1).
+    """
+    flavour, content, properties = encode_content(topic, payload, headers, more, data_alone=bool(kind))
+    named = properties.get("seqnum" if kind else "bizseqno")
     form = urlencode({
         "content": content,
-        "bizseqno": properties.get("bizseqno") or number.rjust(20, "0"),
+        "bizseqno": named or number.rjust(20, "0"),
         "uniqueId": properties.get("uniqueid") or number.rjust(20, "0"),
         "randomNo": number,
         "topic": topic,
         "extFields": _encode(properties).decode(),
     }).encode()  # fmt: skip
-    fields = {name: text for name, text in properties.items() if _is_field(name, text)} if flavour == "http" else {}
-    return fields | {"protocoltype": flavour}, form
+    fields: dict[str, str] = {"protocoltype": flavour}
+    if kind:
+        content_type = dict(headers).get(CONTENT_TYPE) or b"text/plain"
+        fields |= {"protocoldesc": kind, "protocolversion": "1.0", "contenttype": content_type.decode("latin-1")}
+    if flavour == "http":
+        fields = properties | fields
+    return {name: text for name, text in fields.items() if _is_field(name, text)}, form
 
 
 def read_answer(response: Response | None, error: BabelbusError | None) -> tuple[str, float | None]:

@@ -39,7 +39,6 @@ from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.webhook_codec import (
     PUSH_ASYNC,
     PUSH_SYNC,
-    Push,
     encode_head,
     encode_push,
     read_answer,
@@ -50,6 +49,8 @@ from babelbus.units import MIB
 
 log = logging.getLogger(__name__)
 
+Push = dict[str, tuple[dict[str, str], bytes]]
+"""Header fields and form of a push, by the `protocoldesc` of its webhook."""
 RETRIES_MAX = 3
 PUSHES_MAX = 4 * CONNECTIONS_MAX
 """Messages of a group and topic that webhooks have at a time: a webhook that hangs keeps no more from other members."""
@@ -77,6 +78,8 @@ class Entry(msgspec.Struct, frozen=True):
     pid: str = ""
     principal: str | UnsetType = UNSET
     """The name of who subscribed it; unset if the gate was off."""
+    protocoldesc: str = ""
+    """The name of the gRPC package by which it was subscribed, empty over HTTP: its pushes have data alone (5.1)."""
 
     @property
     def owner(self) -> str:
@@ -208,7 +211,9 @@ class _Webhook:
             push = self._encode(event.payload, event.headers)
             for url, entry in self.entries.items():
                 if entry.mode == "BROADCASTING" and self._has_room():
-                    self._push_live(push, partial(self._event_done, len(push[1])), partial(list, (url,)))
+                    self._push_live(
+                        push, partial(self._event_done, len(push[entry.protocoldesc][1])), partial(list, (url,))
+                    )
 
     def _ask(self, question: Question) -> BabelbusError | None:
         if not self._has_room():
@@ -229,7 +234,7 @@ class _Webhook:
 
     def _push_live(self, push: Push, done: Callable[[int, str], None], find_urls: Callable[[], list[str]]) -> None:
         """Send an event or a question."""
-        size_bytes = len(push[1]) + PUSH_BYTES
+        size_bytes = sum(len(form) for _, form in push.values()) + PUSH_BYTES
         self._live_bytes += size_bytes
         self._push(push, partial(done, size_bytes), find_urls, is_live=True)
 
@@ -251,9 +256,11 @@ class _Webhook:
             self._owner.hub.forget([name], "have failed")
 
     def _encode(self, payload: bytes | None, headers: Headers, more: dict[str, str] | None = None) -> Push:
+        """Return header fields and form of a push, for each kind of webhook that there is."""
         hub = self._owner.hub
-        topic = hub.callers.of_name(self.principal).relative(self.topic)
-        return encode_push(topic, payload, headers, more or {}, str(hub.next_number()))
+        topic, number = hub.callers.of_name(self.principal).relative(self.topic), str(hub.next_number())
+        kinds = {entry.protocoldesc for entry in self.entries.values()}
+        return {kind: encode_push(topic, payload, headers, more or {}, number, kind) for kind in kinds}
 
     def _push(
         self,
@@ -274,8 +281,10 @@ class _Webhook:
         if chosen not in self.entries:
             done("no webhook is subscribed any more")
             return
-        fields, form = push
-        code = PUSH_SYNC if self.entries[chosen].type == "SYNC" else PUSH_ASYNC
+        entry = self.entries[chosen]
+        # A webhook of another kind may have come since: it gets what there is.
+        fields, form = push.get(entry.protocoldesc) or next(iter(push.values()))
+        code = PUSH_SYNC if entry.type == "SYNC" else PUSH_ASYNC
 
         def is_granted() -> bool:
             return chosen in self.entries and self._is_granted(is_live=is_live)
@@ -341,10 +350,11 @@ class Webhooks:
         idc: str = "",
         pid: str = "",
         principal: Identity | None = None,
+        protocoldesc: str = "",
     ) -> Work[None]:
         """Add a webhook to a group for topics; the work is done when the webhook agrees and the note is written.
 
-        The `principal` subscribes, while the gate is on.
+        The `principal` subscribes, while the gate is on; `protocoldesc` is as in an `Entry`.
 
         Raises:
             TargetRefusedError, InvalidTopicNameError, InvalidGroupNameError: the subscription names what cannot be.
@@ -359,7 +369,7 @@ class Webhooks:
             check_topic_name(topic)
         name: str | UnsetType = UNSET if principal is None else principal.name
         entries = [
-            Entry(group, topic, url, item.mode, item.type, idc, pid, name)
+            Entry(group, topic, url, item.mode, item.type, idc, pid, name, protocoldesc)
             for item, topic in zip(items, topics, strict=True)
         ]
         return Work(self._subscribe(entries, items, principal or self.hub.callers.of_name("")))
