@@ -3,6 +3,8 @@
 import base64
 import json
 from collections.abc import Iterator
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -100,6 +102,26 @@ def test_a_reply_over_grpc_keeps_what_the_cloud_event_says(client: MeshClient, e
         responder.say(reply)
         body = client.next()[1]
         assert (body["body"], body["properties"]["n"]) == ("text", "v")
+
+
+def test_a_cloud_event_as_a_reply_over_http_has_its_extensions_as_properties(
+    live: LiveServer, client: MeshClient
+) -> None:
+    client.listen("ce/sync", kind="SYNC")
+    form = {"producergroup": "P", "content": json.dumps(event_of("ce/sync", ttl="60000", data="?"))}
+    answers: Queue[dict[str, Any]] = Queue()
+
+    def request() -> None:
+        with HttpClient(live.server.addresses["eventmesh-http"]) as web:
+            answers.put(ask(web, "101", form, protocoltype="cloudevents"))
+
+    thread = Thread(target=request)
+    thread.start()
+    question = client.push()[1]
+    client.send("RESPONSE_TO_SERVER", {**question, "n": "v", "data": "!"}, protocoltype="cloudevents")
+    thread.join(SAFETY_NET_SECONDS)
+    reply = json.loads(answers.get()["retMsg"])
+    assert (reply["body"], reply["properties"]["n"], reply["properties"]["ttl"]) == ('"!"', "v", "60000")
 
 
 def test_the_time_of_an_event_is_a_time_stamp_over_grpc(client: MeshClient, events: Events) -> None:

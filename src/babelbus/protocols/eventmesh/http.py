@@ -38,6 +38,7 @@ from babelbus.protocols.eventmesh.idle import IdleSession
 from babelbus.protocols.eventmesh.messages import SubscriptionItem
 from babelbus.protocols.eventmesh.records import (
     InvalidMessageError,
+    convert_reply,
     describe,
     make_event,
     read_cloud_event,
@@ -210,7 +211,8 @@ class WebSession(IdleSession):
             assert request.error is not None
             return self._encode_error(asked, request.error, r.WAITING_RR_ERROR)
         text, encoding = text_body(reply.payload)
-        properties = describe(dict(reply.headers))[0] | encoding
+        headers = convert_reply(m.MESSAGE, reply.payload, reply.headers)
+        properties = describe(dict(headers))[0] | encoding
         message = {"topic": topic, "body": text, "properties": properties}
         return self._encode_result(asked, r.SUCCESS, _encode(message).decode())
 
