@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from babelbus.clients.worterbuch.blocking import BlockingClient
+from babelbus.clients.worterbuch.client import Event
 from tests.protocols.eventmesh.test_grpc import Events, Legacy
 from tests.protocols.eventmesh.test_http import Hook, ask, subscribe
 from tests.support.bus import SAFETY_NET_SECONDS
@@ -45,7 +47,7 @@ def test_names_of_no_cloud_event_are_made_legal_for_subscribers(client: MeshClie
         body, message = client.push()[1], stream.next()
     assert set(body) == {
         "specversion", "id", "source", "type", "subject", "data", "ext", "myext",
-        "protocoltype", "protocolversion", "protocoldesc",
+        "datacontenttype", "protocoltype", "protocolversion", "protocoldesc",
     }  # fmt: skip
     assert (body["id"], body["data"], body["myext"]) == ("i", "d", "m")
     assert message.attributes["myext"].ce_string == "m"
@@ -199,3 +201,14 @@ def test_webhooks_of_grpc_get_the_data_alone(
         assert events.code(events.ask("publish", message)) == "0"
         form, _ = hook.next()
         assert (form["content"], json.loads(form["extFields"])["content-encoding"]) == ("/wA=", "base64")
+
+
+def test_data_of_json_without_a_type_is_json_for_all(live: LiveServer, client: MeshClient, events: Events) -> None:
+    address = live.server.addresses["worterbuch-tcp"]
+    with events.stream("rpc", "ce/untyped") as stream, BlockingClient(f"tcp://{address}") as tree:
+        heard = tree.subscribe("ce/untyped", live_only=True)
+        for data, text in (({"a": 1}, '{"a":1}'), ("text", '"text"')):
+            publish(client, event_of("ce/untyped", data=data))
+            assert next(heard) == Event({"ce/untyped": data})
+            got = stream.next()
+            assert (got.text_data, got.attributes["datacontenttype"].ce_string) == (text, "application/json")

@@ -228,6 +228,8 @@ def read_cloud_event(
         raise InvalidMessageError("the CloudEvent has no specversion that is supported: 1.0, 0.3")
     if values["specversion"] == OLD_VERSION:
         _update_event(values, members)
+    if "data" in members and values.get("datacontenttype") is None:
+        values["datacontenttype"] = "application/json"  # CloudEvents JSON format, 3.1: without a type it is this one
     return make_cloud_event({**beside, **values}, _data(members, values.get("datacontenttype")), source)
 
 
