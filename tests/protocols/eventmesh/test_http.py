@@ -290,6 +290,20 @@ def test_bare_fields_capital_headers_and_gets_are_read(web: HttpClient) -> None:
     assert web.ask("PUT", "/", b"a=b").status == 405
 
 
+def test_members_of_a_batch_may_be_null_or_numbers(web: HttpClient) -> None:
+    with Hook() as hook:
+        subscribe(web, hook, "http/nulls", "g")
+        for item, number in (
+            ({"bizSeqNo": None, "tag": None, "ttl": None}, None),
+            ({"bizSeqNo": 7, "ttl": 60000}, "7"),
+        ):
+            contents = json.dumps([{"topic": "http/nulls", "msg": "m", **item}])
+            assert ask(web, "102", {"producerGroup": "P", "contents": contents})["retCode"] == 0
+            form = hook.next()[0]
+            assert json.loads(form["extFields"]).get("bizseqno") == number
+            assert form["bizseqno"] == number or number is None
+
+
 def test_batches_are_published(web: HttpClient) -> None:
     with Hook() as hook:
         subscribe(web, hook, "http/batch", "g")

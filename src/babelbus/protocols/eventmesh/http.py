@@ -190,8 +190,9 @@ class WebSession(IdleSession):
         for item in items:
             self._check_size(item.msg, r.HEADER_ERROR)
             properties = {"bizseqno": item.bizSeqNo, "tag": item.tag, "ttl": item.ttl, "producergroup": group}
-            named = {name: value for name, value in properties.items() if value != ""}
-            events.append(make_event(item.topic, item.msg, item.bizSeqNo, named, asked.source(group))[0])
+            named = {name: value for name, value in properties.items() if value not in ("", None)}
+            identifier = text_of(named.get("bizseqno", ""))
+            events.append(make_event(item.topic, item.msg, identifier, named, asked.source(group))[0])
         receipt = self._hub.publish(events, asked.principal)
         return receipt, lambda: self._encode_outcome(asked.request, receipt, r.BATCH_ERROR)
 

@@ -70,9 +70,9 @@ class BatchItem(msgspec.Struct):
 
     topic: str
     msg: str
-    bizSeqNo: str = ""  # noqa: N815 - the name on the wire
-    tag: str = ""
-    ttl: str | int = ""
+    bizSeqNo: str | int | None = None  # noqa: N815 - the name on the wire
+    tag: str | None = None
+    ttl: str | int | None = None
 
 
 class UriBody(msgspec.Struct):
