@@ -141,3 +141,14 @@ def test_a_server_that_ends_while_a_command_connects_is_told_without_a_traceback
     monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
     with pytest.raises(CommandError, match=r"127\.0\.0\.1:1 does not answer: Connection reset by peer"):
         HttpTransport("127.0.0.1:1", "Bearer token").ask("GET", "/api/topics", None, 1.0)
+
+
+def test_the_token_of_a_folder_that_nobody_named_goes_to_this_machine_alone(served: Served) -> None:
+    assert (served.data / "conf" / "admin_token").exists()
+    here = served.ready["addresses"]["admin"]
+    served.run("topics", "list", "--admin", here)
+    elsewhere = ("topics", "list", "--admin", "bus.invalid:8600")
+    said = served.run(*elsewhere, code=1)
+    assert "nothing says who asks bus.invalid:8600" in said
+    assert "--token-file, --user or --client-cert" in said
+    assert "bus.invalid" in served.run(*elsewhere, "--data-folder", "data", code=1)  # it is asked, and not there
