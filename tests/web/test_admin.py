@@ -146,6 +146,7 @@ def test_the_api_needs_the_token_and_metrics_and_health_do_not() -> None:
             for wrong in (None, "Bearer", "Bearer ", f"Bearer {TOKEN}x", TOKEN, f"Basic {TOKEN}", "Bearer \u00fc"):
                 status, body = await call(method, path, authorization=wrong)
                 assert (status, body["code"]) == (401, "unauthorized"), (method, path, wrong)
+                assert ("nothing says who asks" in body["error"]) == (wrong is None), (wrong, body)
                 bus.bus.clock.advance(60)
         assert bus.reloads == 0
         assert (await call("GET", "/health", authorization=None))[0] == 200

@@ -209,7 +209,11 @@ class Callers:
                 return caller
             if ids:
                 raise unauthorized("the log-in has ended: log in again")
-        return await self.refuse(address, ADMIN.name, "the admin token is missing or wrong", is_guess=bool(text))
+        reason = "this is the token of no principal, and not the admin token"
+        if not text:
+            what = "the Authorization header has no token" if given else "nothing says who asks"
+            reason = f"{what}: send 'Authorization: Bearer TOKEN', or log in"
+        return await self.refuse(address, ADMIN.name, reason, is_guess=bool(text))
 
     def find_token(self, text: str) -> Caller | None:
         """Return the caller that a token proves.
