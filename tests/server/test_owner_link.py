@@ -61,3 +61,26 @@ def test_a_member_whose_dead_owner_answers_nobody_goes_to_the_next_one_at_once(
             await asyncio.wait([linking])
 
     asyncio.run(test())
+
+
+def test_a_member_names_the_error_of_an_owner_that_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "WELCOME_SECONDS", 0.0)
+
+    async def test() -> None:
+        async def linked() -> None:
+            raise AssertionError("the owner does not answer")
+
+        tried = asyncio.Event()
+        async with await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1") as server:
+            host, port = server.sockets[0].getsockname()
+            held = Held("id", "place", "host", 10.0, name="owner", address=f"{host}:{port}", epoch=1)
+            seen: Any = SimpleNamespace(seen=held, seen_count=0)
+            link = OwnerLink(seen, None, SystemClock(), linked)
+            monkeypatch.setattr(link._log, "write", lambda *_: tried.set())
+            linking = asyncio.ensure_future(link.keep(edge.Edge("m", SystemClock())))
+            await asyncio.wait_for(tried.wait(), SAFETY_NET_SECONDS)
+            assert link.trouble == f"member owner at {host}:{port}: TimeoutError"
+            linking.cancel()
+            await asyncio.wait([linking])
+
+    asyncio.run(test())

@@ -101,7 +101,7 @@ class OwnerLink:
         try:
             await self._while_owned(held, edge.connect(host.strip("[]"), int(port), tls, held.key))
         except (OSError, LinkError, LinkRefusedError, ValueError) as error:  # TimeoutError is an OSError
-            self.trouble = f"member {held.name} at {held.address}: {error or type(error).__name__}"
+            self.trouble = f"member {held.name} at {held.address}: {str(error) or type(error).__name__}"
             self._log.write(logging.WARNING, "link", "%s", self.trouble)
             return None
         self.owner, self.trouble = held.name, ""
