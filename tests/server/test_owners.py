@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import uvloop
 
-from babelbus.config import ServerSettings, WorterbuchSettings
+from babelbus.config import QuotaSettings, ServerSettings, WorterbuchSettings
 from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
@@ -355,5 +355,22 @@ def test_a_batch_of_jebp_that_is_not_answered_costs_no_client_of_another_protoco
             await owned.move()
             device.say(put(2, "state", 2))
             assert await device.hear() in (state(1, 2), ack(2))
+
+    asyncio.run(test())
+
+
+def test_a_client_that_says_nothing_more_counts_for_the_quotas_of_its_principal(tmp_path: Path) -> None:
+    async def test() -> None:
+        quotas = QuotaSettings(read_bytes_per_second=1)
+        config = msgspec.structs.replace(configure(tmp_path), quotas=quotas)
+        async with owners(tmp_path, config) as owned:
+            silent, device = await owned.dial(), await owned.dial()
+            for client in (silent, device):
+                assert await client.ask(subscribe(1, "state", liveOnly=True)) == ack(1)
+            await owned.move()
+            await device.ask(put(2, "state", 2))
+            assert await silent.hear() == state(1, 2)
+            assert owned.server.quotas.describe()["worterbuch 127.0.0.1"] == {"connections": 2}
+            assert connection_of(owned, silent)._outbox.resting
 
     asyncio.run(test())

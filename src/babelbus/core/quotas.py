@@ -144,9 +144,9 @@ class Quotas:
         name = principal.source if principal.name == ANONYMOUS else principal.name
         return None if principal is SERVER or not name else self.take(name, what)
 
-    def restore(self, name: str, what: Counted) -> None:
+    def restore(self, name: str, what: Counted) -> Quota:
         """Count one more that a principal has held since before the start, whatever its limits are now."""
-        self._count(self._quotas.get(name) or self._new(name), what)
+        return self._count(self._quotas.get(name) or self._new(name), what)
 
     def give(self, name: str, what: Counted) -> None:
         """Count one less of what `take` or `restore` has counted."""

@@ -130,6 +130,18 @@ class Connection(asyncio.Protocol):
         if self._session.established:
             self.place.finish_handshake()
 
+    def go_on(self) -> None:
+        """Count a client that has proved who it is to the server that began its session.
+
+        The principal keeps the connection, whatever its quota is by now.
+        """
+        session = self._session
+        if session is None or not session.established:
+            return
+        self._finish_handshake()
+        if self._quotas.active:
+            self._hold(self._quotas.restore(self._name(session), "connections"))
+
     def _fail(self) -> None:
         log.exception("%s %s: internal error, closing", self.protocol, self.peer)
         self.abort()
@@ -190,8 +202,6 @@ class Connection(asyncio.Protocol):
         """Count bytes of such requests. Answers that are sent later wait at the edge for the answer to them."""
         self._beside_at = self._outbox.sent_bytes
         self._received_bytes += size_bytes
-        if self._unproved:  # its client has proved it to the server that began the session
-            self._finish_handshake()
         if self._busy_poll is not None:
             self._busy_poll.received(self.number)
         if self._quotas.active and self._session is not None:
@@ -208,21 +218,30 @@ class Connection(asyncio.Protocol):
         """Count what came, and read later if that is more than the principal may send."""
         if self._unproved or self._session is None:  # known later, or lost
             return
-        name = session.principal or f"{self.protocol} {self.address}"
+        name = self._name(session)
         quota = self._quota
         if quota is None or quota.name != name:
             self._leave_quota()
             try:
-                quota = self._quota = self._quotas.take(name, "connections")
+                quota = self._quotas.take(name, "connections")
             except QuotaExceededError as error:
                 self._door.refuse(logging.INFO, self.peer, "quota", str(error))
                 self.abort()
                 return
-            self._outbox.on_sent = self._charge_sent
+            self._hold(quota)
         seconds = quota.publish.take(size_bytes)
         if seconds and self._rest is None:
             self._quotas.count_rest(self.protocol, "publish", seconds)
             self._rest_for(seconds)
+
+    def _name(self, session: Session) -> str:
+        """Return the name under which the client counts."""
+        return session.principal or f"{self.protocol} {self.address}"
+
+    def _hold(self, quota: Quota) -> None:
+        """Record the quota that is charged from now on."""
+        self._quota = quota
+        self._outbox.on_sent = self._charge_sent
 
     def _rest_for(self, seconds: float) -> None:
         self.transport.pause_reading()

@@ -207,6 +207,7 @@ class Listeners:
                 return
         transport.set_protocol(connection)
         connection.connection_made(transport)
+        connection.go_on()
 
     def tick(self, seconds: float, do: Callable[[], None]) -> None:
         """Call `do` every so many seconds, until `stop`."""
