@@ -374,3 +374,23 @@ def test_a_client_that_says_nothing_more_counts_for_the_quotas_of_its_principal(
             assert connection_of(owned, silent)._outbox.resting
 
     asyncio.run(test())
+
+
+def test_an_owner_whose_administration_was_asked_leaves_nothing_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+
+    async def test() -> None:
+        async with owners(tmp_path, configure(tmp_path, admin=True)) as owned:
+            host, _, port = owned.server.addresses["admin"].rpartition(":")
+            for path in ("/health", "/api/status", "/nothing"):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+                assert (await reader.read()).startswith(b"HTTP/1.1")
+                writer.close()
+            broker = weakref.ref(owned.server.broker)
+            await owned.move()
+            await until(lambda: gc.collect() >= 0 and broker() is None)
+
+    asyncio.run(test())

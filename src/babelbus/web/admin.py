@@ -30,7 +30,7 @@ from babelbus.web.api import AdminApi
 from babelbus.web.callers import METRICS_SUBJECT, Callers, principal_of
 from babelbus.web.calls import BODY_BYTES_MAX, Handler, HttpCall
 from babelbus.web.console import ConsoleRoutes, takes_gzip
-from babelbus.web.http_protocol import HttpProtocol, name_server
+from babelbus.web.http_protocol import Handlers, HttpProtocol, name_server
 from babelbus.web.limits import ConnectionLimits
 from babelbus.web.pages import PageRoutes
 from babelbus.web.server import Host, health_reasons
@@ -83,6 +83,7 @@ class AdminServer:
         self._room = Room(server.config.server.unfinished_bytes_max)
         self._guard = guard or BrowserGuard()
         self._runner: web.AppRunner | None = None
+        self._handlers = Handlers()
         self._listeners: list[asyncio.Server] = []
         self._pages = PageRoutes(settings)
         self._console = ConsoleRoutes(server, self._callers, api.sessions) if settings.console else None
@@ -142,24 +143,26 @@ class AdminServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        self._handlers.close()
 
     def _application(self) -> web.Application:
+        add, middlewares = self._handlers.add, (self._limits.guard, answer_errors, self._guard_request)
         application = web.Application(
-            middlewares=[self._limits.guard, answer_errors, self._guard_request], client_max_size=BODY_BYTES_MAX
+            middlewares=list(map(self._handlers.add_middleware, middlewares)), client_max_size=BODY_BYTES_MAX
         )
         application.on_response_prepare.append(name_server)
         router = application.router
-        router.add_get("/metrics", self._get_metrics)
-        router.add_get("/health", self._get_health)
-        router.add_get("/ready", self._get_ready)
+        router.add_get("/metrics", add(self._get_metrics))
+        router.add_get("/health", add(self._get_health))
+        router.add_get("/ready", add(self._get_ready))
         for path, page in self._pages.routes:
-            router.add_get(path, page)
+            router.add_get(path, add(page))
         for method, path, answer_page in () if self._console is None else self._console.routes:
-            (router.add_get if method == "GET" else router.add_post)(path, answer_page)
+            (router.add_get if method == "GET" else router.add_post)(path, add(answer_page))
         # `{name}` is one segment of the path as it was sent: the slash in `plant%2Fline1` stays inside the name.
         # By itself aiohttp finds no segment that has a brace.
         for method, path, handler in self.api.direct.routes:
-            router.add_route(method, path.replace("}", ":[^/]+}"), self._identified(handler))
+            router.add_route(method, path.replace("}", ":[^/]+}"), add(self._identified(handler)))
         return application
 
     @web.middleware
