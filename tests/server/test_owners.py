@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import uvloop
 
-from babelbus.config import QuotaSettings, ServerSettings, WorterbuchSettings
+from babelbus.config import QuotaSettings, ServerSettings, TlsSettings, WorterbuchSettings
 from babelbus.core.access import CLIENT, SERVER
 from babelbus.core.publish import Publication
 from babelbus.core.record import Event
@@ -27,6 +27,7 @@ from babelbus.server import handover
 from babelbus.server.handover import Handover, _Session, _Sessions
 from babelbus.storage.files import FILE_MODE, LocalFiles
 from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.certificates import Authority
 from tests.support.handover import Device, HeldFiles, Owners, owners
 from tests.support.link import until
 from tests.support.server import configure, connections_of
@@ -315,7 +316,7 @@ def test_the_certificate_of_a_client_goes_on_and_counts_for_the_size_of_its_sess
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
 def test_a_client_that_stays_keeps_nothing_of_the_last_owner_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, make_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
@@ -323,12 +324,15 @@ def test_a_client_that_stays_keeps_nothing_of_the_last_owner_in_memory(
 
     async def test() -> None:
         path = str(tmp_path / "lines")
-        config = configure(tmp_path, worterbuch=WorterbuchSettings(port=0, tcp_port=0, unix_path=path))
+        authority = Authority(tmp_path / "authority")
+        cert_file, key_file = authority.issue("server")
+        tls = TlsSettings(cert_file=str(cert_file), key_file=str(key_file)) if kind == "tls" else None
+        config = configure(tmp_path, worterbuch=WorterbuchSettings(port=0, tcp_port=0, unix_path=path), tls=tls)
         async with owners(tmp_path, config) as owned:
             if kind == "unix":
                 device = await owned.welcome(*await asyncio.open_unix_connection(path))
             else:
-                device = await owned.dial("owner")
+                device = await owned.dial("owner", None if tls is None else authority.client_context())
             broker = weakref.ref(owned.server.broker)
             await owned.move()
             await until(lambda: gc.collect() >= 0 and broker() is None)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -109,11 +110,11 @@ class Owners:
         host, _, port = self.server.core_end.address.rpartition(":")
         await (edge or self.edge).connect(host, int(port))
 
-    async def dial(self, name: str = "member") -> Device:
-        """Return a client of a member, or of the owner itself."""
+    async def dial(self, name: str = "member", tls: ssl.SSLContext | None = None) -> Device:
+        """Return a client of a member, or of the owner itself, there with TLS if it has any."""
         if name == "owner":
             host, _, port = self.server.addresses[LISTENER].rpartition(":")
-            return await self.welcome(*await asyncio.open_connection(host, int(port)))
+            return await self.welcome(*await asyncio.open_connection(host, int(port), ssl=tls))
         return await self.welcome(*await asyncio.open_connection(*self.addresses[name]))
 
     async def welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Device:

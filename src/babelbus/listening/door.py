@@ -279,17 +279,19 @@ class Arrival(asyncio.Protocol):
             self._place.leave()
 
     def _begin(self, transport: asyncio.Transport) -> None:
-        guest = self._guest
+        guest, early = self._guest, self._early
         if self._place is not None and not self._place.certify(
             read_peer_certificate(transport.get_extra_info("ssl_object"))
         ):
             self._give_up()
             return
         guest.place = self._place
+        # uvloop keeps a method of this object below the TLS, also when the session of the client goes on elsewhere.
+        del self._guest, self._door, self._place, self._handshake, self._early
         transport.set_protocol(guest)  # type: ignore[arg-type]  # it has the methods of one
         guest.connection_made(transport)
         # The client may have sent its first request, and its end, together with its last bytes of the handshake.
-        for data in self._early:
+        for data in early:
             guest.data_received(data)
         if self._eof and not guest.eof_received():
             transport.close()
