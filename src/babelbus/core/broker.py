@@ -21,10 +21,11 @@ from babelbus.core.access import (
 )
 from babelbus.core.access.gate import NOTE_ADVICE, NOTE_NAME, Gate, NotedVersion
 from babelbus.core.catalog import Catalog, UnknownTopicError
+from babelbus.core.failures import count_failures
 from babelbus.core.groups import COMMIT_SECONDS, READ_AHEAD_BYTES, Groups
 from babelbus.core.json_text import json_text
 from babelbus.core.partition import Partition
-from babelbus.core.publish import Publication, count_failures
+from babelbus.core.publish import Publication
 from babelbus.core.quotas import Quotas
 from babelbus.core.receipt import DONE, Promise, Receipt, join
 from babelbus.core.record import Event

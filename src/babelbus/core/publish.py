@@ -4,17 +4,14 @@ The path of a publication: the right to publish, the topic, the batch, its recei
 takes it: clients of all protocols, the state's log, dead letters, commits of staged records and the admin endpoint.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from babelbus.core.access import Identity
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Event
-from babelbus.errors import BabelbusError
-from babelbus.metrics import Metrics
 from babelbus.records.record import Headers, Positions, RecordBatch
-from babelbus.storage.errors import DiskError, DiskFullError
 
 SERVER_CHOOSES = -1
 NO_PRODUCER = -1
@@ -77,18 +74,6 @@ class Publication(msgspec.Struct, frozen=True, gc=False):
 
 Publish = Callable[[Publication], Receipt]
 """`Broker.publish`, as parts of the core are given it."""
-
-
-def failure_reason(error: BabelbusError) -> str:
-    """Return the `reason` of `babelbus_publish_errors_total`: whether the disk failed, or the server refused."""
-    return "disk" if isinstance(error, DiskError | DiskFullError) else "refused"
-
-
-def count_failures(metrics: Metrics, protocols: Iterable[str], error: BabelbusError) -> None:
-    """Count publications that failed, of each of these protocols one."""
-    reason = failure_reason(error)
-    for protocol in protocols:
-        metrics.publish_errors_total.labels(protocol, reason).inc()
 
 
 class Gathered:

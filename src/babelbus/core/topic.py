@@ -8,6 +8,7 @@ import msgspec
 
 from babelbus.arrays import np
 from babelbus.clock import Clock
+from babelbus.core.failures import count_failures
 from babelbus.core.partition import Partition
 from babelbus.core.publish import (
     GATHER_BYTES_MAX,
@@ -19,7 +20,6 @@ from babelbus.core.publish import (
     Gathered,
     Payloads,
     Publication,
-    count_failures,
 )
 from babelbus.core.receipt import Receipt, join
 from babelbus.core.record import Event

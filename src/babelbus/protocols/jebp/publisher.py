@@ -7,7 +7,8 @@ from babelbus.core.access import Action, refusal
 from babelbus.core.access import Identity as Client
 from babelbus.core.broker import Broker
 from babelbus.core.catalog import UnknownTopicError
-from babelbus.core.publish import Payloads, Publication, count_failures
+from babelbus.core.failures import count_failures
+from babelbus.core.publish import Payloads, Publication
 from babelbus.core.receipt import Receipt
 from babelbus.core.record import Headers
 from babelbus.errors import BabelbusError

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from babelbus.core.access import Identity
 from babelbus.core.broker import Broker
-from babelbus.core.publish import failure_reason
+from babelbus.core.failures import failure_reason
 from babelbus.core.receipt import Promise
 from babelbus.core.transactions import (
     PartRef,
