@@ -296,7 +296,7 @@ def test_an_absent_client_that_cannot_go_on_ends_at_once(tmp_path: Path, monkeyp
 def test_the_certificate_of_a_client_goes_on_and_counts_for_the_size_of_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secured = Secured(b"c" * 10_000, {"subject": [[["commonName", "device"]]]})
+    secured = Secured(b"c" * 10_000, {"subject": [[["commonName", "device"]]], "notAfter": "Jan  1 00:00:00 2099 GMT"})
 
     async def test() -> None:
         async with owners(tmp_path) as owned:

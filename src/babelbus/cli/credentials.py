@@ -19,7 +19,7 @@ NAME_KINDS = ("uri", "dns", "cn")
 def _read_lifetime(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
-    from babelbus.identities.proofs import LIFETIME_MS_MAX
+    from babelbus.identities.credential import LIFETIME_MS_MAX
 
     try:
         lifetime_ms = round(parse_duration(value) * 1000)

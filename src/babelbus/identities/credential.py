@@ -13,6 +13,7 @@ Place = tuple[str, str | int]
 """A proof that finds its credential: two principals never have one place."""
 
 ID_BYTES: Final = 9
+LIFETIME_MS_MAX: Final = 100 * 365 * 86_400_000
 
 
 class Credential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

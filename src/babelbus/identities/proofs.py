@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
 from babelbus.clock import Clock
 from babelbus.config import AccessSettings
-from babelbus.identities.credential import Credential, Issued, Kind
+from babelbus.identities.credential import LIFETIME_MS_MAX, Credential, Issued, Kind
 from babelbus.identities.directory import (
     Directory,
     DuplicateProofError,
@@ -24,8 +24,6 @@ from babelbus.identities.vault import Vault, make_api_key
 from babelbus.metrics import Metrics
 
 log = logging.getLogger(__name__)
-
-LIFETIME_MS_MAX: Final = 100 * 365 * 86_400_000
 
 
 class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
