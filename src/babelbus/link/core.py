@@ -343,12 +343,17 @@ class CoreLink(Peer):
         transport.resume_reading()
 
     def _secure(self, number: int, secured: Secured) -> None:
+        tls = LinkedTls(secured)
+        try:
+            certificate = read_peer_certificate(tls)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise LinkError("the certificate of a client cannot be read") from error
         arriving, transport = self._arriving.pop(number, None), self.transports.get(number)
         if arriving is None or transport is None:
             return  # refused, or closed here meanwhile
-        transport.secure(LinkedTls(secured))
+        transport.secure(tls)
         place, arriving.place = arriving.place, None
-        if place is not None and not place.certify(read_peer_certificate(transport.get_extra_info("ssl_object"))):
+        if place is not None and not place.certify(certificate):
             place.leave()
             transport.abort()
             return
