@@ -15,20 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SPARK = ("tests/spark", "tests/crash")
-"""Tests of Spark take less time than each of the other parts, so their part runs the servers that are killed too."""
-PROCESSES = (
-    "tests/cli",
-    "tests/cluster",
-    "tests/documentation",
-    "tests/end_to_end",
-    "tests/examples",
-    "tests/server",
-)
+FOLDERS = {
+    "spark": ("tests/spark",),
+    "commands": ("tests/cli", "tests/documentation", "tests/end_to_end", "tests/examples"),
+    "servers": ("tests/cluster", "tests/crash", "tests/server", "tests/storage"),
+}
+"""Chosen so that the parts take about the same time on two cores; the part `rest` is of all other tests."""
 PARTS = {
-    "rest": tuple(f"--ignore={path}" for path in (*SPARK, *PROCESSES)),
-    "processes": PROCESSES,
-    "spark": SPARK,
+    "rest": tuple(f"--ignore={path}" for paths in FOLDERS.values() for path in paths),
+    **FOLDERS,
 }
 INTEROP = "interop"
 CONSOLE = "tests/interop/console"
