@@ -244,7 +244,7 @@ def test_credentials_of_every_kind_are_made_shown_once_rotated_and_removed(near:
         assert said == f"babelbus: {key} holds no token, which is one word, such as bb_...; name the right file\n"
     rotated = near.run("principals", "rotate", "olga", "--token")
     assert "bb_" in rotated
-    assert "wrong" in near.run("access", "list", "--token-file", str(file), code=1)
+    assert "the token of no principal" in near.run("access", "list", "--token-file", str(file), code=1)
     peer = next(one["id"] for one in shown["credentials"] if one["kind"] == "peer")
     near.run("principals", "change", "olga", "--remove-credential", peer)
     assert "one kind" in near.run("principals", "rotate", "olga", "--token", "--new-password", code=2)

@@ -33,6 +33,8 @@ from tests.support.clock import ManualClock
 NOW = 1_700_000_000_000
 SAFETY_NET_SECONDS = 200.0
 """What hangs fails after so long, and what is slow does not: a starved machine starts two programs in half a minute."""
+LOOK_SECONDS = 0.001
+"""How soon a test looks again at what has no event of its own; at once takes a processor from what it waits for."""
 
 P = ParamSpec("P")
 

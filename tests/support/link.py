@@ -20,7 +20,7 @@ from babelbus.listening.door import Door, Place
 from babelbus.listening.entrances import Entrance, Entrances
 from babelbus.listening.sockets import open_sockets
 from babelbus.metrics import Metrics
-from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.bus import LOOK_SECONDS, SAFETY_NET_SECONDS
 
 NAME = "echo"
 KINDS = ("socketpair", "tcp")
@@ -65,7 +65,7 @@ async def until(condition: Any) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(SAFETY_NET_SECONDS):
         while not condition():  # noqa: ASYNC110  # it has no event of its own
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 class Linked:

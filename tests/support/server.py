@@ -35,7 +35,7 @@ from babelbus.protocols.service import StreamService
 from babelbus.server.app import Server
 from babelbus.storage.files import FileSystem
 from babelbus.testing.ports import free_ports
-from tests.support.bus import SAFETY_NET_SECONDS
+from tests.support.bus import LOOK_SECONDS, SAFETY_NET_SECONDS
 from tests.support.jebp import Caller
 
 T = TypeVar("T")
@@ -188,11 +188,11 @@ class LiveServer:
         self.run(stored)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Return when the condition holds in the event loop; it is asked again and again, as fast as the loop turns."""
+        """Return when the condition holds in the event loop; it is asked time and again."""
 
         async def look() -> None:
             while not condition():  # noqa: ASYNC110  # what it asks for has no event of its own
-                await asyncio.sleep(0)
+                await asyncio.sleep(LOOK_SECONDS)
 
         asyncio.run_coroutine_threadsafe(asyncio.wait_for(look(), SAFETY_NET_SECONDS), self._loop).result()
 

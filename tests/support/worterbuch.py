@@ -20,7 +20,7 @@ from babelbus.protocols.worterbuch.names import USUAL, Symbols
 from babelbus.protocols.worterbuch.privileges import Verifier
 from babelbus.protocols.worterbuch.profiles import MAIN, Endpoint, Profile
 from babelbus.storage.files import FileSystem
-from tests.support.bus import Bus
+from tests.support.bus import LOOK_SECONDS, Bus
 
 BYTES_MAX = 2**20
 
@@ -248,4 +248,4 @@ def unsubscribe(tid: int) -> dict[str, Any]:
 async def until(condition: Callable[[], object]) -> None:
     """Let the event loop go round until a condition holds."""
     while not condition():  # noqa: ASYNC110  # what it asks for has no event of its own
-        await asyncio.sleep(0)
+        await asyncio.sleep(LOOK_SECONDS)
