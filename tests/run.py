@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDERS = {
     "spark": ("tests/spark",),
-    "commands": ("tests/cli", "tests/documentation", "tests/end_to_end", "tests/examples"),
-    "servers": ("tests/cluster", "tests/crash", "tests/server", "tests/storage"),
+    "commands": ("tests/cli", "tests/crash", "tests/documentation", "tests/end_to_end", "tests/examples"),
+    "servers": ("tests/cluster", "tests/server", "tests/storage"),
 }
 """Chosen so that the parts take about the same time on two cores; the part `rest` is of all other tests."""
 PARTS = {
