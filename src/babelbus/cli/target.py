@@ -209,7 +209,7 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
             token = read_key_file(self.token_file).decode("ascii", "replace").strip()
             check_token(token, self.token_file)
             proof = bearer(token)
-        elif os.path.isdir(self.folder) and self._is_token_for_server():
+        elif os.path.isdir(self.folder) and self._may_send_token():
             is_of_folder = True
             proof = bearer(read_token(self.folder))
         elif not self.admin:
@@ -221,8 +221,8 @@ class Target(msgspec.Struct, kw_only=True, dict=True):
             )
         return HttpTransport(self.admin_address(), proof, self._admin_context(), is_of_folder=is_of_folder)
 
-    def _is_token_for_server(self) -> bool:
-        """Return whether the server may see the token of the data folder: one elsewhere only if a folder was named."""
+    def _may_send_token(self) -> bool:
+        """Return whether the token of the data folder may be sent: to a server elsewhere only if a folder was named."""
         from babelbus.config import is_loopback
 
         if not self.admin or self.data_folder or self.config_path or os.environ.get(DATA_FOLDER_VARIABLE):

@@ -407,7 +407,7 @@ class Broker(Catalog):
             if kind in UNTOLD_KINDS or key is None or key.startswith(RESERVED_PREFIX):
                 continue
             topic = find(key)
-            if topic is not None and self._has_letters(topic):  # a client with rights to the key alone gets none there
+            if topic is not None and self._has_letters(topic):  # it needs rights to the sources of the letters, too
                 topic = None
             if topic is None and (unheard or all(receiver is own for _, receiver in router.route_of(key).receivers)):
                 continue
