@@ -26,6 +26,7 @@ from babelbus.protocols.jebp.identity import Identity
 from babelbus.server.app import Server
 from babelbus.web.token import read_token
 from tests.support.bus import SAFETY_NET_SECONDS, in_loop, turns
+from tests.support.clock import ShiftedClock
 from tests.support.sbus import configured as sbus_configured
 from tests.support.sbus import heard_before_barrier, join
 from tests.support.server import LiveServer, configure, running
@@ -365,18 +366,6 @@ def test_two_who_change_one_principal_at_once_lose_nothing(tmp_path: Path) -> No
             assert sorted(status for status, _ in answers) == [200, 409]
 
     with_server(test, tmp_path)
-
-
-class ShiftedClock(SystemClock):
-    """The time of this machine, and some more."""
-
-    __slots__ = ("shift_ms",)
-
-    def __init__(self) -> None:
-        self.shift_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.shift_ms
 
 
 DAY_MS = 86_400_000

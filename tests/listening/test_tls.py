@@ -18,7 +18,6 @@ import grpc
 import msgspec
 import pytest
 
-from babelbus.clock import SystemClock
 from babelbus.config import (
     AdminSettings,
     Config,
@@ -34,6 +33,7 @@ from babelbus.errors import ConfigError
 from babelbus.listening.certificates import Certificates, PeerCertificate, Tls
 from tests.support.bus import SAFETY_NET_SECONDS
 from tests.support.certificates import Authority
+from tests.support.clock import ShiftedClock
 from tests.support.eventmesh import AGENT, NEW
 from tests.support.eventmesh import frame as mesh_frame
 from tests.support.server import LiveServer, configure
@@ -282,18 +282,6 @@ def test_grpc_requires_a_certificate_too(tmp_path: Path, authority: Authority, p
         for credentials, status in ((known, "UNIMPLEMENTED"), (grpc.ssl_channel_credentials(root), "UNAVAILABLE")):
             with grpc.secure_channel(address, credentials) as channel:
                 assert call_grpc(channel) == status
-
-
-class ShiftedClock(SystemClock):
-    """The time of this machine, and a day more once `shift_ms` is set."""
-
-    __slots__ = ("shift_ms",)
-
-    def __init__(self) -> None:
-        self.shift_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.shift_ms
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -1,4 +1,6 @@
-"""A clock that a test moves."""
+"""Clocks that a test moves."""
+
+from babelbus.clock import SystemClock
 
 
 class ManualClock:
@@ -27,3 +29,15 @@ class ManualClock:
     def jump_to(self, now_ms: int) -> None:
         """Set the wall clock alone, forwards or backwards, as an administrator or a time server does."""
         self._wall_ms = now_ms
+
+
+class ShiftedClock(SystemClock):
+    """The time of this machine, and some more."""
+
+    __slots__ = ("shift_ms",)
+
+    def __init__(self) -> None:
+        self.shift_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.shift_ms
